@@ -1,7 +1,7 @@
 -- After a void or unanswered cycle, and when a read has found a larger fence: what the database says of this executor, in one
 -- snapshot. A takeover changes `fence` and the origin in one transaction, as does a person's intervention with the jobs, so
 -- they agree. `gone`: jobs that it names although they are no more: somebody else has ended them. `actions`: what persons have
--- done at fences above $2, one row for each job or group; only of these it is known what they concerned (0028). Cut short, they
+-- done at fences above $2, one row for each job or group; only of these it is known what they concerned. Cut short, they
 -- explain nothing: 2,000 jobs are one transaction. Nor does one without its group, which somebody has erased.
 -- Plan: audit_fence, never a scan of audit.
 -- Another `timeline` than that of the last read: a failover, which no read has noticed yet.

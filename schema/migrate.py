@@ -57,7 +57,10 @@ class Migration:
         version: Its number, from 1 on.
         sql: Its text, for the schema ``sidings``.
         checksum: SHA-256 of that text.
-        runs_with: The last migration that a release must know to run with this one. None: this one itself.
+        runs_with: The last migration that a release must know to run with this one. None: this one itself. The file
+            says it in a line of its head, ``-- runs with 0051``, after its tests have run with that release's code. Only
+            what a *start* needs stands in the way, as a statement whose arguments or columns have changed. A new column
+            with a default, an index, or a function that is replaced by one that does more, do not.
     """
 
     version: int
@@ -402,8 +405,10 @@ async def _verify_rows(connection: asyncpg.Connection, schema: str) -> None:
 
 async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, asyncpg.Record]:
     await _verify_rows(connection, schema)
+    # By way of JSON: of a schema from before the first release the column may not be there.
+    query = f"SELECT version, checksum, (to_jsonb(m) ->> 'runs_with')::integer AS runs_with FROM {schema}.migration m"
     try:
-        rows = await connection.fetch(f"SELECT version, checksum, runs_with FROM {schema}.migration")
+        rows = await connection.fetch(query)
     except asyncpg.UndefinedColumnError:
         raise SchemaError(
             f"the table {schema}.migration is not Sidings': choose a schema of its own (schema=..., SIDINGS_SCHEMA)"

@@ -415,7 +415,7 @@ def _earlier_release(folder: Path, runs_with: dict[int, int]) -> Path:
     """The folder above the package of the oldest release that starts on the schema as it is now."""
     known = [migration.version for migration in migrations()]
     names = {migration.version: migration.name for migration in migrations()}
-    oldest = min(last for last in known if all(runs_with[later] <= last for later in known[last:]))
+    oldest = min(last for last in known if all(runs_with[later] <= last for later in known if later > last))
     if oldest == known[-1]:
         pytest.skip("by its migrations, no earlier release runs with this schema")
     file = f"schema/migrations/{oldest + 1:04}_{names[oldest + 1]}.sql"

@@ -206,6 +206,11 @@ async def test_a_schema_that_grew_before_the_first_release_is_taken_as_it_stands
         for refused in (checked(database), migrate(database, service="test")):
             with pytest.raises(SchemaError, match=r"stands at migration 50 of those before the first.* to 0051 with"):
                 await refused
+        await connection.execute(
+            "DELETE FROM sidings.migration WHERE version > 18; ALTER TABLE sidings.migration DROP runs_with"
+        )
+        with pytest.raises(SchemaError, match="stands at migration 18 of those before the first release"):
+            await checked(database)
 
 
 async def test_a_schema_belongs_to_one_service(database: str):

@@ -1,11 +1,12 @@
 -- The core: ownership, jobs, cycles, periodic jobs.
 --
 -- "sidings." stands for the schema's name; migrate() puts in the one that the service has chosen.
--- Numbers below 0045 were used before the first release (docs/decisions/0029-first-schema.md).
+-- Of the 51 numbers that were used before the first release these files have the last seven
+-- (docs/decisions/0029-first-schema.md).
 
--- The timeline that this server writes: the promotion of a standby begins a new one. Ids, attempts and cycle numbers of commits
--- that were lost with the former primary are handed out again there, so what was read on one timeline says nothing on another.
--- Fails on a standby.
+-- The timeline that this server writes: the promotion of a standby begins a new one. Ids, attempts and cycle numbers of
+-- commits that were lost with the former primary are handed out again there, so what was read on one timeline says
+-- nothing on another. Fails on a standby.
 CREATE FUNCTION sidings.timeline() RETURNS text
 LANGUAGE sql VOLATILE AS $$ SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) $$;
 
@@ -17,9 +18,10 @@ CREATE TABLE sidings.service (
     -- Whether retention drops only what has been archived. A fact about the data, not about a process: one instance that was
     -- started without such a setting would drop days for all.
     archive_history boolean NOT NULL DEFAULT false,
-    -- The timeline that this database is known to be on, and since when, so that also an executor that starts just after a
-    -- promotion knows of it. Who acquires notes another one that it finds (executor/acquire_origins.sql). A schema that is
-    -- made now has had no executor.
+    -- The timeline that this database is known to be on, and since when. A failover may have lost acquisitions: what is free
+    -- on the new server may be another's, who runs jobs under a lease of the former one. So it is asked for only where the
+    -- timeline has been known for a lease, also by an executor that starts just after the promotion. Who acquires notes
+    -- another one that it finds (executor/acquire_origins.sql). A new schema has had no executor: -infinity.
     timeline        text NOT NULL DEFAULT sidings.timeline(),
     timeline_since  timestamptz NOT NULL DEFAULT '-infinity',
     CONSTRAINT service_pkey PRIMARY KEY (only_row),
@@ -130,13 +132,13 @@ CREATE TABLE sidings.job (
 CREATE INDEX job_scan ON sidings.job (origin, position) WHERE position IS NOT NULL;
 -- Refills of one group; "has this group jobs".
 CREATE INDEX job_group ON sidings.job (origin, "group", position) WHERE "group" IS NOT NULL;
--- Promotion of delayed jobs in due order. Without the id each statement would sort all that are due at one moment for its
--- thousand.
+-- Promotion of delayed jobs in due order; of those due at one moment, in the order in which they were enqueued. Without the
+-- id each statement would sort all of that moment for its thousand.
 CREATE INDEX job_due ON sidings.job (origin, run_at, id) WHERE position IS NULL AND held IS NULL;
 -- What waits for a person.
 CREATE INDEX job_held ON sidings.job (origin) WHERE held IS NOT NULL;
--- The heads that keep their group waiting: they back off, or are blocked for good ('infinity'). Ordinary jobs do not stand in
--- it; failures without a further attempt are those that a newer job of policy "latest" has inherited.
+-- The heads that keep their group waiting: they back off, or are blocked for good ('infinity'). Ordinary jobs do not
+-- stand in it; failures without a further attempt are those that a newer job of policy "latest" has inherited.
 CREATE INDEX job_backoff ON sidings.job (run_at) WHERE position IS NOT NULL AND (attempt > 1 OR failures > 0);
 -- Is a message of this key parked? A consumer asks it for every key of every batch, so the answer must not depend on how
 -- many jobs of other types wait in the key's group: an index of its own, which is empty while nothing is parked. Jobs of
@@ -230,12 +232,11 @@ BEGIN
 END
 $$;
 
--- The end of a transactional handler: fence, then delete, the last thing before COMMIT (fencing first would block renewals for
--- as long as the handler runs). KEY SHARE conflicts with a takeover, not with a renewal; the caller sets a short
--- idle_in_transaction_session_timeout with it, so that a pause before its COMMIT ends in a rollback.
--- started_ago counts from the arrival of the statement, whatever that waits for, as in a cycle.
--- SD001: the origin has another owner or epoch, or the job was read from another timeline (null: it is not known).
--- SD002: this attempt is over already.
+-- The end of a transactional handler: fence, then delete, the last thing before COMMIT (fencing first would block
+-- renewals for as long as the handler runs). KEY SHARE conflicts with a takeover, not with a renewal; the caller sets a
+-- short idle_in_transaction_session_timeout with it, so that a pause before its COMMIT ends in a rollback. started_ago
+-- counts from the arrival of the statement, whatever that waits for, as in a cycle. SD001: the origin has another owner
+-- or epoch, or the job was read from another timeline (null: it is not known). SD002: this attempt is over already.
 CREATE FUNCTION sidings.finish(me uuid, its_origin text, its_epoch bigint, its_id bigint, its_attempt integer,
                                started_ago float8, keep_history boolean, its_timeline text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$

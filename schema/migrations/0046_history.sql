@@ -29,8 +29,8 @@ CREATE INDEX job_history_finished ON sidings.job_history USING brin (finished_at
 -- A missing day must never stall the cycle.
 CREATE TABLE sidings.job_history_default PARTITION OF sidings.job_history DEFAULT;
 
--- What the archive has: a file for each partition that the day has had. A day gets another one when a row comes after the first
--- was dropped.
+-- What the archive has: a file for each partition that the day has had. A day gets another one when a row comes after the
+-- first was dropped.
 CREATE TABLE sidings.history_archive (
     day         date NOT NULL,
     part        integer NOT NULL,
@@ -51,15 +51,16 @@ CREATE TABLE sidings.history_late (
 );
 CREATE INDEX history_late_day ON sidings.history_late (day);
 
--- Notes it of the day whose partition it came into, which is not always the day of its time (make_history_day).
+-- Notes a late row under the day whose partition it came into, which is not always the day of its time (make_history_day).
+-- Under another day, its own would be taken for archived with all of its rows, and dropped.
 CREATE FUNCTION sidings.note_late_row() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO sidings.history_late (day) VALUES (to_date(right(TG_TABLE_NAME, 8), 'YYYYMMDD'));
     RETURN NULL;
 END $$;
 
--- From now on rows that come into that day are noted. Waits for those that are being written: what they hold is then in every
--- snapshot that is taken after this.
+-- From now on rows that come into that day are noted. Waits for those that are being written: what they hold is then in
+-- every snapshot that is taken after this.
 CREATE FUNCTION sidings.watch_history_day(its_day date) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 BEGIN
@@ -106,11 +107,14 @@ END $$;
 -- It takes the default partition for itself. A backup or a report that reads that for hours would keep all cycles waiting
 -- each time that it is tried, so the lock is soon given up: there are two days' time for it.
 --
--- A day begins and ends at midnight in UTC, however the database writes its times: the bounds are written in ISO. (In
--- another DateStyle they went by an abbreviation of the database's zone, of which Postgres before 18 knows only one
--- meaning.) Where a day reaches into the next one because of that, the next one begins where it ends. MATERIALIZED: once
--- Postgres has analysed pg_inherits, it goes through all of pg_class and joins the days to that, and no other table's
--- bounds can be read as times.
+-- A day begins and ends at midnight in UTC, however the database writes its times: the bounds are written in ISO. In
+-- another DateStyle they go by an abbreviation of the database's zone, of which Postgres before 18 knows only one
+-- meaning: a day of Asia/Shanghai (CST) begins 14 hours late. Such a day reaches into the next one, which then begins
+-- where it ends.
+--
+-- MATERIALIZED: once Postgres has analysed pg_inherits, it may go through all of pg_class and join the days to that. It
+-- would read the bounds of all other partitioned tables as times, and those by numbers or texts are none: an error, and
+-- no day is made.
 CREATE FUNCTION sidings.make_history_day(its_day date) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '300ms' SET DateStyle = 'ISO' SET TimeZone = 'UTC' AS $$
 DECLARE
@@ -134,16 +138,18 @@ BEGIN
     EXECUTE format('ALTER TABLE sidings.job_history ATTACH PARTITION sidings.%I FOR VALUES FROM (%L) TO (%L)', part, first, next);
 END $$;
 
--- Partitions of the history: made two days ahead, dropped `keep_days` after their day; rows of executors that
--- are long gone are removed. Called by every executor now and then; one at a time does the work.
+-- Partitions of the history: made two days ahead, dropped `keep_days` after their day; rows of executors that are long
+-- gone are removed. Called by every executor now and then; one at a time does the work.
 --
--- First what needs no lock on the history, so that cycles do not wait for it, and so much of it at once as takes a second or
--- two. A day of which the default partition holds many rows stays there, since to move them takes too long; so do all where it
--- is so large that to look through it, which ATTACH does, takes too long. A day ahead that cannot be made just now is made
--- another time, and nothing else waits for it. So is one that cannot be dropped, for whatever reason, as a view on it.
+-- First what needs no lock on the history, so that cycles do not wait for it, and only so much at once as takes a second
+-- or two: a call that takes longer than `call_seconds` has done nothing, and is made again each minute. A day of which
+-- the default partition holds many rows stays there, since to move them takes too long; so do all where it is so large
+-- that to look through it, which ATTACH does, takes too long. A day ahead that cannot be made just now is made another
+-- time, and nothing else waits for it. A day that cannot be dropped, for whatever reason, as a view on it, is dropped
+-- another time.
 --
--- Where the history is archived, days are dropped only when all of their rows are, and rows of days without a partition stay in
--- the default one until the archive makes one of them.
+-- Where the history is archived, days are dropped only when all of their rows are, and rows of days without a partition
+-- stay in the default one until the archive makes one of them.
 CREATE FUNCTION sidings.maintain(keep_days integer) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_bitmapscan = on AS $$  -- for the BRIN index
 DECLARE

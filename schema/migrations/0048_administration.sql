@@ -1,9 +1,13 @@
 -- Administration: what a person may do to jobs while executors run, and the record of it (docs/administration.md).
 --
 -- Each action is one function, called in autocommit; plpgsql, because every statement of it gets a fresh snapshot. An
--- action that changes jobs behind their holder's back begins with sidings.intervene(). Lock order: origins by name,
--- executors, jobs, periodic, the rest. SD003: no such job. SD004: the state of things does not allow it. 55P03
--- (lock_timeout), 40P01: nothing has changed, try again.
+-- action that changes jobs behind their holder's back begins with sidings.intervene().
+--
+-- Lock order: origins by name, executors, jobs, periodic, the rest. But move_jobs() comes to periodic before the jobs that
+-- it moves, whose origin it has for itself; and requeue_job() takes origins along the moves, FOR KEY SHARE.
+--
+-- SD003: no such job. SD004: the state of things does not allow it. 55P03 (lock_timeout), 40P01: nothing has changed, try
+-- again.
 
 -- What is not to start. Each row makes sense alone. A group is one of an origin.
 CREATE TABLE sidings.pause (
@@ -119,9 +123,9 @@ BEGIN
     PERFORM sidings.announce(its_origin);
 END $$;
 
--- One row of the audit. With executor and fence, where the action changes nothing but what its target names, after intervene()
--- in its origin. Not for 'reset', whose target is not all that it concerns; nor for 'requeue', which has not intervened: the
--- number would be another's.
+-- One row of the audit. With executor and fence, where the action changes nothing but what its target names, after
+-- intervene() in its origin. Not for 'reset', whose target is not all that it concerns; nor for 'requeue', which has not
+-- intervened: the number would be another's.
 CREATE FUNCTION sidings.note_action(actor text, action text, target jsonb, reason text, detail jsonb DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$
@@ -214,9 +218,9 @@ BEGIN
     RETURN t.state;
 END $$;
 
--- The job ends as cancelled, in whatever state it is: its row goes, its payload stays in the history. If it runs, its holder
--- sees within a second that it is gone and cancels the handler; what the attempt still reports matches nothing, and a
--- transactional handler's effects roll back. Returns the state in which it was found.
+-- The job ends as cancelled, in whatever state it is: its row goes, its payload stays in the history. If it runs, its
+-- holder sees within a second that it is gone and cancels the handler; what the attempt still reports matches nothing,
+-- and a transactional handler's effects roll back. Returns the state in which it was found.
 CREATE FUNCTION sidings.cancel_job(job bigint, actor text, reason text DEFAULT NULL) RETURNS text
 LANGUAGE sql AS $$ SELECT sidings.end_job(job, 'cancel', 'cancelled', actor, reason) $$;
 
@@ -235,8 +239,8 @@ LANGUAGE sql AS $$
     WHERE j.id = job.id
 $$;
 
--- A job that is delayed, backs off or is blocked runs as soon as its group and a worker allow. Returns the state in which it
--- was found.
+-- A job that is delayed, backs off or is blocked runs as soon as its group and a worker allow. Returns the state in which
+-- it was found.
 CREATE FUNCTION sidings.retry_job_now(job bigint, actor text, reason text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -255,10 +259,10 @@ BEGIN
     RETURN t.state;
 END $$;
 
--- Where a job that is released belongs: where it was held. But while another tick of its periodic job waits or runs
--- elsewhere, it goes there, or the two could run at once; and else the next ticks follow it. A tick that is fired, or a
--- move, waits until the caller's transaction ends. Lock order: origins, executors, jobs, periodic. Plan: periodic_pkey,
--- job_group.
+-- Where a job that is released or requeued belongs: in `its_origin`. But while another tick of its periodic job waits or
+-- runs elsewhere, it goes there, or the two could run at once; and else the next ticks follow it. A tick that is fired,
+-- or a move, waits until the caller's transaction ends. Lock order: origins, executors, jobs, periodic. Plan:
+-- periodic_pkey, job_group.
 CREATE FUNCTION sidings.origin_of_released(its_type text, its_origin text) RETURNS text
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
 DECLARE
@@ -305,7 +309,8 @@ END $$;
 -- In the order of `jobs`, which counts for 'release'. Returns a row for each of them: the state in which it was found;
 -- where nothing was done to it, the SQLSTATE that the function for one job raises, and why. Of a job that is no more it
 -- does not tell how it ended: to look that up takes 20 ms in a history of millions, for each, under all these locks. Lock
--- order: all origins (by name), their holders, jobs; one that somebody else has locked is left as it is.
+-- order: all origins (by name); then of each its holder, jobs, periodic. A job that somebody else has locked is left as it
+-- is.
 CREATE FUNCTION sidings.act_on_jobs(act text, jobs bigint[], actor text, reason text DEFAULT NULL)
 RETURNS TABLE (job bigint, state text, code text, refusal text)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
@@ -378,8 +383,9 @@ END $$;
 --                 jobs leads to all pages of the hours in which it may have ended; that on this time, along which the rows
 --                 lie, to a few.
 -- Ticks of a periodic job meet in one origin, or two of them could run at once. A job whose origin was emptied by a move
--- follows it: it came back where nothing runs, and out of its group's order. A move that is under way is waited for, and
--- one that begins now waits: else neither saw the other's jobs.
+-- follows it: else it would come back where nothing runs, and out of its group's order. A move that is under way is waited
+-- for, and one that begins now waits: else neither would see the other's jobs. Lock order: origins (FOR KEY SHARE, along
+-- the moves), then periodic.
 CREATE FUNCTION sidings.requeue_job(
     job bigint, actor text, reason text DEFAULT NULL, force boolean DEFAULT false, finished_at timestamptz DEFAULT NULL)
 RETURNS bigint
@@ -451,7 +457,8 @@ BEGIN
     RETURN new_id;
 END $$;
 
--- Intervenes in an origin and locks the head of a group: of its jobs that run one at a time (policy 2 is "parallel") the first.
+-- Intervenes in an origin and locks the head of a group: of its jobs that run one at a time (policy 2 is "parallel") the
+-- first.
 CREATE FUNCTION sidings.take_head(its_origin text, its_group text, OUT head sidings.job, OUT state text, OUT owner uuid,
                                   OUT epoch bigint, OUT running bigint[])
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
@@ -517,8 +524,8 @@ END $$;
 
 -- The waiting and delayed jobs of a group end as cancelled; held ones stay.
 --   running  also those that run
---   most     so many at once, the last ones first. The holder's cycles wait meanwhile, so a group of a million is cleared in
---            parts: call it again while it returns `most`. Until its head is gone, nothing behind that starts.
+--   most     so many at once, the last ones first. The holder's cycles wait meanwhile, so a group of a million is cleared
+--            in parts: call it again while it returns `most`. Until its head is gone, nothing behind that starts.
 -- Where jobs have ended that it has waited for, as superseded ones, it takes others for them. Returns how many.
 CREATE FUNCTION sidings.clear_group(origin text, "group" text, actor text, reason text DEFAULT NULL,
                                     running boolean DEFAULT false, most integer DEFAULT 10000) RETURNS bigint
@@ -632,9 +639,10 @@ END $$;
 -- The next ticks of periodic jobs follow those that are moved, and wait for them there. Jobs that others enqueue meanwhile
 -- stay. Returns how many were moved.
 --
--- The target has been held, which its epoch tells. To have a row is not enough: whoever pauses an origin that is misspelt,
--- or cancels a job of it, makes one. And it is no slot of the outbox, which a relay holds: jobs there were no orphans
--- either. The audit tells the epoch that the origin has from then on: as long as it has that, nobody has held it since.
+-- The target must have been held once, which its epoch tells. To have a row is not enough: whoever pauses an origin that is
+-- misspelt, or cancels a job of it, makes one. Nor may it be a slot of the outbox: that is held by a relay, so jobs there
+-- would never run, and would not count as orphans either. The audit tells the epoch that the origin has from then on: as
+-- long as it has that, nobody has held it since.
 CREATE FUNCTION sidings.move_jobs(origin text, "to" text, actor text, reason text DEFAULT NULL,
                                   lease interval DEFAULT interval '1 minute') RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$

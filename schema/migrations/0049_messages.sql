@@ -45,9 +45,9 @@ CREATE TABLE sidings.message_seen (
 ) PARTITION BY LIST (day);
 
 -- The table of one day. CREATE TABLE … PARTITION OF would lock all writers out; ATTACH does not, as long as there is no
--- default partition. The lock lets one at a time look and make.
--- With the rights of its owner: a partition can be made by nobody else, and the first id of a day makes it. Who may call it is
--- not asked, so of others than the owner it takes only the days that a consumer needs.
+-- default partition. The lock lets one at a time look and make. With the rights of its owner: a partition can be made by
+-- nobody else, and the first id of a day makes it. Who may call it is not asked, so of others than the owner it takes
+-- only the days that a consumer needs.
 CREATE FUNCTION sidings.make_seen_day(its_day date) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -66,13 +66,13 @@ BEGIN
     END IF;
 END $$;
 
--- Record the ids of a batch, and return which of its messages are duplicates: their places in the arrays, from 1. Called in
--- the handlers' transaction, before any handler, so that a transaction that waits here for another with the same id holds
--- no other lock; ids are inserted in their order, so that two cannot deadlock.
--- A message whose id is recorded with its own partition and offset is no duplicate: it is delivered again, after a reset, or
--- because the transaction that recorded it ended before it came to it.
--- In the first hour of a day an id is recorded under the day before as well: a transaction that began before midnight, and
--- may still be open, meets the same id there. No consumer's transaction lasts that long (Subscription sees to it).
+-- Record the ids of a batch, and return which of its messages are duplicates: their places in the arrays, from 1. Called
+-- in the handlers' transaction, before any handler, so that a transaction that waits here for another with the same id
+-- holds no other lock; ids are inserted in their order, so that two cannot deadlock. A message whose id is recorded with
+-- its own partition and offset is no duplicate: it is delivered again, after a reset, or because the transaction that
+-- recorded it ended before it came to it. In the first hour of a day an id is recorded under the day before as well: a
+-- transaction that began before midnight, and may still be open, meets the same id there. No consumer's transaction lasts
+-- that long (Subscription sees to it).
 --   at   the time; for tests
 CREATE FUNCTION sidings.record_seen(ids bytea[], partitions integer[], offsets bigint[],
                                     at timestamptz DEFAULT clock_timestamp()) RETURNS bigint[]
@@ -117,12 +117,14 @@ BEGIN
 END $$;
 
 -- Days ahead are made, those older than `keep_days` are dropped. One at a time does the work. In the first hour of a day,
--- in which ids are recorded under the day before as well, that day's table is made, too: where it was missing, a handler's
--- transaction made it, and all other messages waited for that one's end.
+-- in which ids are recorded under the day before as well, that day's table is made, too. Where it is missing, as in a
+-- schema that is an hour old, a handler's transaction makes it, and all other messages wait for that one's end.
 --   at   the time; for tests
--- To drop a day, all writers have to be kept out for a moment; where that takes too long, or whatever else keeps a day from
--- being dropped, it is dropped another time, and is that day's matter alone. Locks are waited for for two seconds in all,
--- whichever days they are of. Which days are old their names tell, compared as they are: another table's name is no date.
+-- To drop a day, all writers have to be kept out for a moment. Where that takes too long, or anything else keeps a day
+-- from being dropped (another owner, a view on it), it is dropped another time, and all other days are made and dropped
+-- all the same. Locks are waited for for two seconds in all, whichever days they are of: more than the statement may take
+-- would undo the days ahead, too. Which days are old their names tell, compared as texts: as Postgres may plan it, the
+-- names of all other tables are read as well, and are no dates.
 CREATE FUNCTION sidings.maintain_seen(keep_days integer, at timestamptz DEFAULT now()) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
@@ -156,8 +158,10 @@ BEGIN
 END $$;
 
 -- The messages of a topic that are stored as jobs of an origin: waiting, delayed or held; one branch for each partial
--- index. Only those of the topic itself, by its name and, where a message tells and `its_id` is not null, by its id: others
--- nobody delivers again.
+-- index. Only those of the topic itself, since nobody delivers others again. The type alone does not tell: a topic that was
+-- deleted and made anew has the same name, and after a rename the jobs of the former name have this type
+-- (docs/operations.md). So the topic's name in the message is looked at and, where the message tells it and `its_id` is not
+-- null, its id.
 --
 -- The replacement is for the NUL: a header's name may have one, json keeps it as \u0000, and ->> refuses such a document
 -- altogether, whichever field is asked for. It is of the same form, so that an escaped backslash before u0000 stays one.
@@ -178,17 +182,18 @@ LANGUAGE sql STABLE SET enable_seqscan = off AS $$
       AND (p.payload ->> 'topic_id' = its_id::text) IS NOT FALSE
 $$;
 
--- Move stored offsets by order of a person. Lock order: consumer_offset by partition, as advance_offsets.sql; then as every
--- action: origins by name, executors, jobs. Called in autocommit.
+-- Move stored offsets by order of a person. Lock order: consumer_offset by partition, as advance_offsets.sql; then as
+-- every action: origins by name, executors, jobs. Called in autocommit.
 -- (1) Once the rows are locked, no transaction of a consumer can commit anything of these partitions under the old number.
 -- (2) So the next statements, each with a fresh snapshot, see every message that was ever stored as a job. Those from the
 --     new offset on will be delivered again: their jobs are cancelled. One that runs just now is transactional, finds its
 --     row gone at its end, and is undone. They stand in their partition's origin; where partitions were added, also in
 --     another one of the topic. A move of the partitions' jobs that is under way is waited for, before they are looked for.
---   topic_id   of the topic that the offsets are meant for; null: that of the time when the partitions are placed. Of messages
---              of another topic, which are not delivered again, no jobs are cancelled
---   cuts       where the log of each partition was cut off before its stored offset; null: it was not, or it is not known. Nor
---              are those of messages that were cut off. Whatever has become of the log, a person has said where to go on in it
+-- The leader epoch becomes null: whatever has become of the log, a person has said where to go on in it.
+--   topic_id   of the topic that the offsets are meant for; null: that of the time when the partitions are placed. Of
+--              messages of another topic, which are not delivered again, no jobs are cancelled
+--   cuts       where the log of each partition was cut off before its stored offset; null: it was not, or it is not
+--              known. Of messages that were cut off, which are not delivered again either, no jobs are cancelled
 CREATE FUNCTION sidings.reset_offsets(
     its_topic text, partitions integer[], offsets bigint[], actor text, reason text, topic_id uuid DEFAULT NULL,
     cuts bigint[] DEFAULT NULL)

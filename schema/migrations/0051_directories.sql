@@ -34,8 +34,8 @@ CREATE TABLE sidings.directory_doubt (
 );
 CREATE INDEX directory_doubt_due ON sidings.directory_doubt (topic, due_at);
 
--- terminal_id becomes terminalId, as Kafka Connect's ChangeCase (LOWER_UNDERSCORE to LOWER_CAMEL) makes it; also where letters
--- are Turkish ones (locale tr or az), where the capital of i has a dot, and the small one of I none.
+-- terminal_id becomes terminalId, as Kafka Connect's ChangeCase (LOWER_UNDERSCORE to LOWER_CAMEL) makes it; also where
+-- letters are Turkish ones (locale tr or az), where the capital of i has a dot, and the small one of I none.
 CREATE FUNCTION sidings.camel_case(name text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN (SELECT string_agg(CASE WHEN n > 1 THEN upper(translate(left(word, 1), 'i', 'I')) ELSE lower(translate(left(word, 1), 'I', 'i')) END
@@ -256,8 +256,8 @@ END $$;
 -- and two keys.
 --
 -- Of a key that the writer has touched, the active row is one of its own: age(xmin) <= 0. Under REPEATABLE READ its
--- snapshot may show another one, which somebody has deactivated since; it came as a second message of the key, and could be
--- the last one.
+-- snapshot may show another one, which somebody has deactivated since; that would be published as a second message of
+-- the key, and could be the last one.
 --
 -- Transition tables do not compute virtual generated columns, so their expressions stand in the place of them.
 CREATE FUNCTION sidings.directory_statement(d sidings.directory, event text) RETURNS text
@@ -432,7 +432,8 @@ BEGIN
 END $$;
 
 -- Publish what the table of a topic says of these keys, also where it is that they are gone. Returns how many messages that
--- makes; 0 where the topic is no table's. For a relay whose messages may have come late, behind newer ones.
+-- makes; 0 where the topic is no table's. For a relay whose messages may have come late, behind newer ones,
+-- and whose search_path may be anything: so it has its own. (directory_republish() has none, since it is given a name.)
 CREATE FUNCTION sidings.directory_repeat(topic text, keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET row_security = off
 SET TimeZone = 'UTC' SET DateStyle = 'ISO' SET IntervalStyle = 'iso_8601' SET bytea_output = 'hex' SET extra_float_digits = 1
@@ -479,8 +480,9 @@ END $$;
 --   camel_case  terminal_id is terminalId in the messages
 --   publish     false: not what is there now, because the topic has it already
 --
--- Returns how many rows were published. Again with the same arguments it does nothing; other ones replace the former. What
--- cannot be is refused with SQLSTATE 22023 and a hint. Until the caller's transaction ends nobody else can write to the table.
+-- Returns how many rows were published. Again with the same arguments it does nothing; other ones replace the former.
+-- What cannot be is refused with SQLSTATE 22023 and a hint. Until the caller's transaction ends nobody else can write to
+-- the table.
 CREATE FUNCTION sidings.directory_table(
     name       text,
     topic      text,
