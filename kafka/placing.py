@@ -22,7 +22,7 @@ from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
 from .stateless_offsets import committed_stateless
 from .subscription import Subscription
-from .topic_ids import KnownIds, ask_topic_ids, is_another
+from .topic_ids import KnownIds, ask_topics, is_another
 from .topics import Topics
 
 __all__ = ["Offsets", "Placer", "StoredOffsets"]
@@ -159,25 +159,26 @@ class Placer:
     async def _wait(self) -> None:
         waiting = self._waiting()
         seconds = _REFUSED_SECONDS if any(p.state is State.REFUSED for p in waiting.values()) else None
-        if any(self._early(tp) for tp in waiting):
+        if any(partition.reason == _EARLY or self._early(tp) for tp, partition in waiting.items()):
             seconds = _EARLY_SECONDS
         await set_within(self._wanted, seconds)
         self._wanted.clear()
 
-    def _tell_early(self, partition: Partition) -> bool:
+    def _tell_early(self, partition: Partition, told: int = 0) -> bool:
         """`_early`, and a health check gets to know it."""
-        early = self._early(partition.tp)
+        early = self._early(partition.tp, told)
         if partition.state is State.UNPLACED and early != (partition.reason == _EARLY):
             partition.reason = _EARLY if early else ""
         return early
 
-    def _early(self, tp: TopicPartition) -> bool:
+    def _early(self, tp: TopicPartition, told: int = 0) -> bool:
         """A partition of a topic that is not known yet, or is not known to have been made anew with fewer, or one that
-        was added a moment ago: keys of it may have jobs elsewhere, and not everybody knows that."""
+        was added a moment ago: keys of it may have jobs elsewhere, and not everybody knows that. told: how many the
+        topic has, where Kafka has just said so; else what the client's metadata say counts."""
         if self._topics is None:
             return False
-        seen = self._client.partitions_for_topic(tp.topic)
-        return not self._topics.covers(tp) or (bool(seen) and self._topics.has_shrunk(tp.topic, len(seen)))
+        count = told or len(self._client.partitions_for_topic(tp.topic) or ())
+        return not self._topics.covers(tp) or (count > 0 and self._topics.has_shrunk(tp.topic, count))
 
     def _waiting(self) -> dict[TopicPartition, Partition]:
         """Only what this client has: of one that has come after another the partitions are known from before."""
@@ -196,11 +197,13 @@ class Placer:
             async with asyncio.timeout(seconds):
                 first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
                 end = cast(Offsets, await self._client.end_offsets(list(waiting)))
-                ids = await self._ask_topic_ids(waiting)  # after which the client knows how many partitions there are
+                told = {} if self._topic_ids is None else await ask_topics(self._client, waiting)
         except (KafkaError, TimeoutError) as error:
             inner: Any = self._client
             raise _NoAnswer(f"{error!r}{unreached(inner._client)}") from error
-        waiting = {tp: partition for tp, partition in waiting.items() if not self._tell_early(partition)}
+        ids = {tp: told[tp.topic][0] for tp in waiting if tp.topic in told}
+        counts = {topic: count for topic, (_, count) in told.items()}
+        waiting = {tp: each for tp, each in waiting.items() if not self._tell_early(each, counts.get(tp.topic, 0))}
         stored = await self._offsets.load(waiting.keys())
         failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():
@@ -227,12 +230,6 @@ class Placer:
         self._on_placed()
         if failed is not None:
             raise failed
-
-    async def _ask_topic_ids(self, waiting: Collection[TopicPartition]) -> dict[TopicPartition, UUID]:
-        if self._topic_ids is None:
-            return {}
-        ids = await ask_topic_ids(self._client, waiting)
-        return {tp: ids[tp.topic] for tp in waiting if tp.topic in ids}
 
     async def _compare(
         self, ids: Mapping[TopicPartition, UUID], stored: Collection[TopicPartition]

@@ -29,7 +29,7 @@ from aiokafka.protocol.types import (
 
 from .partition import Partition, State
 
-__all__ = ["KnownIds", "TopicIdWatch", "ask_topic_ids", "is_another"]
+__all__ = ["KnownIds", "TopicIdWatch", "ask_topic_ids", "ask_topics", "is_another"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -124,10 +124,15 @@ class _MetadataRequest(Request[_MetadataRequestV10]):
 
 
 async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> dict[str, UUID]:
-    """The ids of these partitions' topics; one that Kafka tells none of is absent: an old broker, or no such topic just
-    now. A broker is asked that leads one of them, another may be away; each time any of these, since one may hang.
-    Where it tells of another number of partitions than the client knows, whose metadata may be a minute old, the client
-    asks for them first.
+    """The ids of these partitions' topics, as `ask_topics` has them. Raises `KafkaError`."""
+    return {name: id for name, (id, _) in (await ask_topics(client, partitions)).items()}
+
+
+async def ask_topics(client: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> dict[str, tuple[UUID, int]]:
+    """The ids of these partitions' topics, and how many partitions they have; one that Kafka tells no id of is absent:
+    an old broker, or no such topic just now. A broker is asked that leads one of them, another may be away; each time
+    any of these, since one may hang. Where the client knows another number of partitions, whose metadata may be a
+    minute old, it asks for them anew in the background.
 
     Raises `KafkaError`.
     """
@@ -140,10 +145,10 @@ async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPa
     except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.8, or so new that it is gone
         log.debug("topics have no ids here: %r", error)
         return {}
-    told = [(name, id, count) for error, name, id, _, count, *_ in response.topics if error == 0]
-    if any(count != len(client.partitions_for_topic(name) or ()) for name, _, count in told):
-        await inner.force_metadata_update()
-    return {name: id for name, id, _ in told if id != _NONE}
+    told = {name: (id, count) for error, name, id, _, count, *_ in response.topics if error == 0 and id != _NONE}
+    if any(count != len(client.partitions_for_topic(name) or ()) for name, (_, count) in told.items()):
+        inner.force_metadata_update()
+    return told
 
 
 class KnownIds(Protocol):

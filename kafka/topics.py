@@ -41,7 +41,6 @@ class _Topic(NamedTuple):
     partitions: int
     partitioner: Partitioner
     former: tuple[int, ...] = ()  # counts of before, oldest first
-    changed: float = -inf  # when its row was, on our clock
 
 
 def partition_for(key: bytes, partitions: int, partitioner: Partitioner = "murmur2") -> int:
@@ -68,6 +67,7 @@ class Topics:
         self._remember_sql = load_sql(__package__, "remember_topics", settings.schema_name)
         self._known: dict[str, _Topic] = {}
         self._loaded_at: float | None = None  # when the load was begun that `_known` comes from
+        self._read_at: dict[tuple[str, int], float] = {}  # topic and former count: when it was first read here
         self._unread = Outage(log, "the partition counts could not be read, and what is known counts")
         self._unwritten = Outage(log, "the partition counts could not be written")
         self._woken = asyncio.Event()
@@ -97,13 +97,11 @@ class Topics:
         return known is not None and tp.partition < known.partitions
 
     def has_shrunk(self, topic: str, partitions: int) -> bool:
-        """Whether `topic` has fewer partitions than is known, and not everybody can know that."""
+        """Whether `topic` has fewer partitions than is known, and not everybody has to know that by now."""
         known = self._known.get(topic)
-        return (
-            known is not None
-            and partitions < known.partitions
-            and (partitions not in known.former or now() - known.changed < _ANNOUNCE_SECONDS)
-        )
+        if known is None or partitions >= known.partitions:
+            return False
+        return now() - self._read_at.get((topic, partitions), inf) < _ANNOUNCE_SECONDS
 
     def was_added(self, tp: TopicPartition) -> bool:
         """Whether this partition has come since the topic was first seen."""
@@ -145,11 +143,10 @@ class Topics:
         else:
             self._unread.over()
             self._known = {
-                row["topic"]: _Topic(
-                    row["partitions"], row["partitioner"], tuple(row["former"]), changed=now() - row["age"]
-                )
-                for row in rows
+                row["topic"]: _Topic(row["partitions"], row["partitioner"], tuple(row["former"])) for row in rows
             }
+            former = {(topic, count) for topic, known in self._known.items() for count in known.former}
+            self._read_at = {each: self._read_at.get(each, now()) for each in former}
             self._loaded_at = began
 
     def look(self) -> None:
@@ -175,7 +172,9 @@ class Topics:
     def _is_behind(self, seen: Mapping[str, _Topic]) -> bool:
         """Whether the table lacks some of these, as where a person has deleted a row, or partitions of them."""
         return any(
-            name not in self._known or topic.partitions not in (self._known[name].partitions, *self._known[name].former)
+            name not in self._known
+            or topic.partitions > self._known[name].partitions
+            or topic.partitions not in (self._known[name].partitions, *self._known[name].former)
             for name, topic in seen.items()
         )
 

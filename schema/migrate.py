@@ -58,9 +58,9 @@ class Migration:
         sql: Its text, for the schema ``sidings``.
         checksum: SHA-256 of that text.
         runs_with: The last migration that a release must know to run with this one. None: this one itself. The file
-            says it in a line of its head, ``-- runs with 0051``, after its tests have run with that release's code. Only
-            what a *start* needs stands in the way, as a statement whose arguments or columns have changed. A new column
-            with a default, an index, or a function that is replaced by one that does more, do not.
+            says it in a line of its head, ``-- runs with 0051``, after its tests have run with that release's code.
+            Only what a *start* needs stands in the way, as a statement whose arguments or columns have changed. A new
+            column with a default, an index, or a function that is replaced by one that does more, do not.
     """
 
     version: int

@@ -408,6 +408,31 @@ async def test_a_count_that_is_announced_is_not_lost_to_a_smaller_one(database):
             assert [tuple(r) for r in await connection.fetch(row)] == [known]
 
 
+async def test_a_smaller_count_counts_once_everybody_has_to_know_it_whatever_the_servers_clock_says(
+    database, monkeypatch
+):
+    """That was set back by an hour after the row was written; and a person may write rows, too."""
+    monkeypatch.setattr("sidings.kafka.topics._ANNOUNCE_SECONDS", 0.5)
+    topics = Topics(PostgresSettings(dsn=database), {})
+    await fetch(
+        database,
+        "INSERT INTO sidings.topic (topic, partitions, seen_at, former) "
+        "VALUES ('positions', 3, now() + interval '1 h', '{2}'), ('orders', 2, now(), '{3}')",
+    )
+    await topics.load()
+    try:
+        assert [topics.has_shrunk("positions", count) for count in (1, 2, 3, 4)] == [True, True, False, False]
+        await asyncio.sleep(0.6)
+        await topics.load()
+        assert [topics.has_shrunk("positions", count) for count in (1, 2, 3)] == [True, False, False]
+        behind = {"positions": (2, False), "orders": (3, True), "unknown": (1, True)}
+        for name, (count, is_behind) in behind.items():
+            assert topics._is_behind({name: TopicRow(count, "murmur2")}) == is_behind, name
+        assert topics._is_behind({"positions": TopicRow(1, "murmur2")})
+    finally:
+        await topics.close()
+
+
 async def test_that_a_topic_has_not_grown_is_believed_for_a_while_only(database, monkeypatch):
     topics = Topics(PostgresSettings(dsn=database), {})
     assert topics.has_grown("positions"), "nothing is known yet"

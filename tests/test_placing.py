@@ -286,13 +286,13 @@ class Shared(Cluster):
 def stateless_before(monkeypatch: Any, found: dict[TopicPartition, Any]) -> None:
     """What a stateless consumer has left in Kafka, by partition."""
 
-    async def ids(_: object, tps: Any) -> dict[str, Any]:
-        return {each.topic: uuid4() for each in tps}
+    async def told(_: object, tps: Any) -> dict[str, Any]:
+        return {each.topic: (uuid4(), 2) for each in tps}
 
     async def committed_stateless(_: object, tps: Any) -> Any:
         return {each: place for each, place in found.items() if each in tps}
 
-    monkeypatch.setattr(placing, "ask_topic_ids", ids)
+    monkeypatch.setattr(placing, "ask_topics", told)
     monkeypatch.setattr(placing, "committed_stateless", committed_stateless)
 
 
@@ -330,27 +330,24 @@ async def test_a_partition_waits_also_where_its_topics_count_is_told_while_it_is
     """With the topic's id, by a client that knew the former count until then."""
     monkeypatch.setattr("sidings.kafka.placing._EARLY_SECONDS", 0.01)
     cluster: Any = Shared()
-    stateless_before(monkeypatch, {})
-    cluster.told = cluster.known = False
+    stateless_before(monkeypatch, {})  # which tells of two
+    cluster.partitions_for_topic = lambda _: {0, 1, 2}
+    cluster.known = False
     loads: list[bool] = []
-
-    async def end_offsets(tps: Any) -> dict[TopicPartition, int]:
-        cluster.told = True
-        return dict.fromkeys(tps, 9)
 
     async def load(tps: Any) -> dict[TopicPartition, int]:
         loads.extend([cluster.known] * len(tps))
         return dict.fromkeys(tps, STORED)
 
-    cluster.end_offsets, cluster.load = end_offsets, load
-    topics = SimpleNamespace(covers=lambda _: True, has_shrunk=lambda *_: cluster.told and not cluster.known)
+    cluster.load = load
+    topics = SimpleNamespace(covers=lambda _: True, has_shrunk=lambda _, count: count == 2 and not cluster.known)
     partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
     placer = a_placer(cluster, partitions, topics=topics, topic_ids=cluster)
     running = asyncio.create_task(placer.run())
     try:
         placer.wake()
         await eventually(lambda: all("sidings.topic" in partition.reason for partition in partitions.values()))
-        assert not any(loads)
+        assert loads == []
         cluster.known = True
         await eventually(lambda: all(partition.state is State.READY for partition in partitions.values()))
         assert all(loads)
