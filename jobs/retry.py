@@ -9,9 +9,14 @@ from tenacity import (
     Future,
     RetryCallState,
     Retrying,
+    retry_all,
+    retry_always,
+    retry_any,
     retry_if_exception,
     retry_if_exception_type,
+    retry_if_not_exception_message,
     retry_if_not_exception_type,
+    retry_unless_exception_type,
     stop_never,
     wait_exponential_jitter,
 )
@@ -86,7 +91,7 @@ class Retry:
 
     Raises:
         ConfigurationError: An argument is not such an object (a class is not one), or is a coroutine function: a
-            decision about a retry must not wait for anything.
+            decision about a retry must not wait for anything. Or `retry` repeats what succeeds, whatever it returned.
     """
 
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
@@ -113,6 +118,12 @@ class Retry:
                 raise ConfigurationError(f"Retry({name}={value!r}): give one of tenacity's {name}_... objects")
             if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
                 raise ConfigurationError(f"Retry({name}=...): asynchronous strategies are not supported")
+        repeating = _repeats_success(self.retry)
+        if repeating is not None:
+            raise ConfigurationError(
+                f"Retry(retry=...): {repeating} repeats what succeeds, whatever it returned: give "
+                "retry_if_not_exception_type(...), or retry_if_exception(lambda e: ...)"
+            )
         if self.on_exhausted not in ("skip", "block", "hold"):
             raise ConfigurationError(f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip', 'block' or 'hold'")
 
@@ -185,6 +196,20 @@ class Retry:
         return Hold(reason, info, blocks=self.on_exhausted == "block")
 
 
+def _repeats_success(strategy: object) -> str | None:
+    """The name of what makes `strategy` say yes to every success; None where it does not. A class counts by the
+    `__call__` that it has: one of its own may answer otherwise."""
+    kind = type(strategy)
+    if kind.__call__ in _REPEATING:
+        return kind.__name__.lstrip("_")
+    if isinstance(strategy, retry_any) and kind.__call__ is retry_any.__call__:
+        return next((name for part in strategy.retries if (name := _repeats_success(part)) is not None), None)
+    if isinstance(strategy, retry_all) and kind.__call__ is retry_all.__call__:
+        names = [_repeats_success(part) for part in strategy.retries]
+        return None if None in names else next(iter(names), kind.__name__)  # of nothing, all say yes
+    return None
+
+
 def _call_state(failures: int, elapsed: float, error: BaseException | None = None) -> RetryCallState:
     """tenacity's view of the attempt. Its clock is not used: the times are those that the database remembers."""
     state = RetryCallState(_RETRYING, None, (), {})
@@ -208,3 +233,8 @@ def _seconds(what: str, seconds: float) -> float:
 _RETRYING = Retrying(reraise=True)
 _KINDS = {"wait": wait_base, "stop": stop_base, "retry": retry_base}
 _EXCEPTIONS_ONLY = (retry_if_exception_type, retry_if_exception, retry_if_not_exception_type)
+_REPEATING = (  # "until" such an error, says tenacity of them: a success is none
+    retry_unless_exception_type.__call__,
+    retry_if_not_exception_message.__call__,
+    type(retry_always).__call__,
+)

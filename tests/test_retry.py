@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from sidings.errors import ConfigurationError
 from sidings.jobs import Again, Discard, End, ErrorInfo, Hold, OutcomeName, Retry, RetryAfter, Snooze
 from tenacity import (
+    retry_all,
+    retry_always,
+    retry_any,
+    retry_if_exception_message,
     retry_if_exception_type,
+    retry_if_not_exception_message,
     retry_if_not_exception_type,
     retry_if_result,
+    retry_unless_exception_type,
     stop_after_attempt,
     stop_after_delay,
     stop_before_delay,
@@ -277,6 +283,65 @@ def test_a_class_or_another_kind_of_strategy_is_refused_when_it_is_declared(opti
     [what] = options
     with pytest.raises(ConfigurationError, match=f"give one of tenacity's {what}_... objects"):
         Retry(**options)
+
+
+# retry_if_exception takes a function, for which the class of an error stands here as well
+OF_EXCEPTIONS = {
+    name: getattr(tenacity, name)(match="x") if "message" in name else getattr(tenacity, name)(ValueError)
+    for name in dir(tenacity)
+    if name.startswith("retry_") and "exception" in name
+}
+NAMES_OF_EXCEPTIONS = sorted(OF_EXCEPTIONS)
+IN_WHAT = {
+    "alone": lambda one: one,
+    "any": lambda one: retry_any(retry_if_result(lambda result: result == 5), one),
+    "any in all": lambda one: retry_all(retry_any(retry_if_exception_type(OSError), one)),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES_OF_EXCEPTIONS, "retry_always", "retry_never"])
+@pytest.mark.parametrize("within", IN_WHAT)
+def test_no_strategy_that_looks_at_exceptions_only_repeats_what_succeeds(name: str, within: str):
+    strategy = IN_WHAT[within](OF_EXCEPTIONS.get(name) or getattr(tenacity, name))
+    try:
+        refused, policy = "", Retry(retry=strategy)
+    except ConfigurationError as error:
+        refused, policy = str(error), None
+    answer = policy and policy.judge_result(None, failures=0, elapsed=0)
+    assert answer is None
+    if name in ("retry_always", "retry_if_not_exception_message", "retry_unless_exception_type"):
+        assert f"{name} repeats what succeeds" in refused
+        assert "give retry_if_not_exception_type(...), or retry_if_exception(lambda e: ...)" in refused
+    else:
+        assert refused == ""
+
+
+def test_what_repeats_a_success_may_stand_with_what_does_not():
+    for harmless in (retry_if_exception_message(match="x"), retry_if_result(lambda result: result == 5)):
+        policy = Retry(retry=retry_all(retry_unless_exception_type(KeyError), harmless))
+        assert policy.judge_result(None, failures=0, elapsed=0) is None
+    with pytest.raises(ConfigurationError, match="retry_if_not_exception_message repeats what succeeds"):
+        Retry(retry=retry_all(retry_if_not_exception_message(match="x"), retry_always))
+    with pytest.raises(ConfigurationError, match="retry_all repeats what succeeds"):
+        Retry(retry=retry_all())
+
+
+def test_a_strategy_of_ones_own_counts_by_what_it_answers_with():
+    class Same(retry_unless_exception_type): ...
+
+    class Mended(retry_unless_exception_type):
+        def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+            return bool(retry_state.outcome and retry_state.outcome.failed and super().__call__(retry_state))
+
+    class Other(retry_any):
+        def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+            return False
+
+    with pytest.raises(ConfigurationError, match="Same repeats what succeeds"):
+        Retry(retry=Same(KeyError))
+    for retry in (Mended(KeyError), Other(Same(KeyError)), retry_any(Mended(KeyError), lambda _: False)):
+        policy = Retry(retry=retry)
+        assert policy.judge_result(None, failures=0, elapsed=0) is None
 
 
 @pytest.mark.parametrize("seconds", [-1, MOST_SECONDS + 1, math.inf, math.nan])
