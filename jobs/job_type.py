@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import BaseModel
 
-from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
+from ..errors import ConfigurationError, EnqueueError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .context import current_work
@@ -159,7 +159,8 @@ class JobType(Generic[P]):
                 ``AsyncConnection``, SQLAlchemy's ``AsyncConnection`` or ``AsyncSession`` (docs/enqueueing.md).
             origin: ``topic/partition``. Default: where the group is at home, for a type with a `home`; else the origin
                 of the message or job whose handler makes the call.
-            group: Default: what the type's `group` yields for the payload.
+            group: Default: what the type's `group` yields for the payload. None: the job stands alone, if its type has
+                no groups. It is never empty.
             delay: Seconds, or a timedelta, until the job is due.
             run_at: When the job is due, an aware datetime; instead of `delay`.
             priority: -100 to 100, larger first, between groups only.
@@ -353,15 +354,21 @@ class JobType(Generic[P]):
         return self.checked_group(text)
 
     def checked_group(self, group: str | None) -> str | None:
-        """Refuse an empty group where the type has groups.
+        """Refuse an empty group, and none where the type has groups.
 
         Raises:
-            MissingGroup: It is empty, or None.
+            MissingGroup: The type has groups, and this is empty, or None.
+            EnqueueError: The type has none, and this is empty: unrelated jobs would wait for each other in it.
         """
         if not group and self.grouped:
             raise MissingGroup(
                 f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "
                 "or declare the type without group="
+            )
+        if group == "":
+            raise EnqueueError(
+                f"the group of the job {self.name!r} is empty: give the key of its entity, or None for a job that "
+                "stands alone"
             )
         return group
 

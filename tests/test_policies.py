@@ -704,6 +704,8 @@ async def test_a_key_counts_for_its_type_only_and_at_home_too(database: str, reg
         assert await follow.enqueue(connection, Ride(transport="b"), unique_key="k") == at_home
         with pytest.raises(EnqueueError, match="unique_key is empty"):
             await once(connection, registry, "")
+        with pytest.raises(EnqueueError, match="the group of the job 'sync' is empty"):
+            await once(connection, registry, group="")
 
 
 # -- batches --------------------------------------------------------------------------------------------------------

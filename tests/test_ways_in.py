@@ -147,6 +147,26 @@ async def test_what_is_refused_leaves_the_transaction_usable(database: str, name
 
 
 @pytest.mark.parametrize("name", WAYS)
+async def test_an_empty_group_is_refused_for_a_type_without_groups_too(database: str, name: str):
+    alone, grouped = declare(name="alone", group=None), declare()
+    async with opened(name, database) as way:
+        await way.begin()
+        for options in ({}, {"delay": 60}, {"unique_key": "k"}):
+            with pytest.raises(EnqueueError, match="the group of the job 'alone' is empty: give the key") as raised:
+                await way.enqueue(alone, Ride(), origin=ORIGIN, group="", **options)
+            assert not isinstance(raised.value, MissingGroup)  # its type needs no group
+        with pytest.raises(MissingGroup, match="fill that field"):
+            await way.enqueue(grouped, Ride(transport="a"), origin=ORIGIN, group="")
+        await way.enqueue(alone, Ride(), origin=ORIGIN, group=None)
+        await way.enqueue(alone, Ride(), origin=ORIGIN)
+        await way.enqueue(alone, Ride(), origin=ORIGIN, group="a")
+        await way.enqueue_many(alone, [Ride(), Ride()], origin=ORIGIN)
+        await way.end("COMMIT")
+    rows = await fetch(database, 'SELECT "group" FROM sidings.job ORDER BY id')
+    assert [row["group"] for row in rows] == [None, None, "a", None, None]
+
+
+@pytest.mark.parametrize("name", WAYS)
 async def test_every_way_uses_the_schema_of_its_registry(empty_database: str, name: str):
     await migrate(empty_database, service="test", schema="elsewhere")
     async with opened(name, empty_database) as way:
