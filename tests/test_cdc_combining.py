@@ -60,6 +60,16 @@ class Operator:
         """The time is that many seconds."""
         return [outgoing(row) for row in cast(list[Any], self.spark.setProcessingTime(round(seconds * 1000)))]
 
+    def restart(self, by: Config) -> None:
+        """The query has another configuration from now on, and the state that it had."""
+        self.spark.processor = Combiner(by)
+        self.spark.processor.init(self.spark.handle)
+
+    def timers(self, key: str) -> list[int]:
+        """When those of a key go off."""
+        self.spark.handle.setGroupingKey(key)
+        return [*self.spark.handle.listTimers()]
+
     def state(self, name: str) -> dict[tuple[Any, ...], Any]:
         """Of all buckets."""
         buckets = [f"transaction/{bucket}" for bucket in range(BUCKETS)]
@@ -285,6 +295,36 @@ def test_a_snapshot_is_sent_when_it_is_quiet_with_all_rows_so_far():
     assert not operator.spark.peekMapState("parts", nick_key)
     operator.take([one])
     assert names(operator.wait_until(200)) == [["one"]]
+
+
+def test_a_snapshot_that_was_sent_when_rows_were_kept_for_less_is_dropped_too():
+    """Its timer had gone off before that, for good: what the source had deleted since came again with a later load."""
+    operator = Operator(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=100))
+    rows = [header_row(Row("CustomerNames", "REFRESH", CUSTOMER | {"name_type": name})) for name in ("gone", "kept")]
+    gone, kept = decoded(rows)
+    operator.take([gone, kept])
+    assert len(operator.wait_until(10)) == 1
+    operator.restart(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=300))
+    operator.wait_until(110)
+    assert operator.spark.peekMapState("parts", key := f"snapshot/{kept.id}")
+    operator.wait_until(410)
+    assert not operator.spark.peekMapState("parts", key)
+    operator.take([kept])
+    (event,) = bodies(operator.wait_until(420))
+    assert [row["data"]["name_type"] for row in event["rows"]] == ["kept"]
+
+
+def test_each_further_event_of_a_snapshot_leaves_no_timer_behind():
+    """A root may be loaded again and again, and sooner than its rows are dropped."""
+    operator = Operator(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=100))
+    for second in range(0, 1_000, 50):
+        (item,) = decoded([header_row(Row("Customers", "REFRESH", CUSTOMER | {"name": str(second)}))])
+        operator.take([item])
+        assert len(operator.wait_until(second + 10)) == 1
+        operator.wait_until(second + 50)
+        assert len(operator.timers(f"snapshot/{item.id}")) <= 2
+    operator.wait_until(1_060)
+    assert not operator.timers(f"snapshot/{item.id}")
 
 
 def test_a_snapshot_that_becomes_again_what_it_was_is_no_repeat():

@@ -73,7 +73,10 @@ class Snapshots:
                 self._characters += len(made.value)
                 yield made
         elif at < keep_until:
-            return  # it was for rows before the last one, which has a timer of its own
+            # It was for rows before the last one, which has a timer of its own; or it is that one, and rows were kept
+            # for less when it was set. Only then a further one: else each event left a timer that never ends.
+            if at == max(self._handle.listTimers(), default=at):
+                self._handle.registerTimer(later + later % 2)
         elif now - at > _ms(max(self._config.snapshot_quiet_seconds, 2 * self._config.trigger_seconds)) and at % 2 == 0:
             # The query stood still, or it would have looked sooner: once more, at a time whose milliseconds are odd.
             self._handle.registerTimer(later + 1 - later % 2)
