@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
 _DEEPEST = 50  # of its indentations: a payload may be nested by thousands
 
-__all__ = ["actions_table", "attempts_table", "facts", "pause_text", "payload_text", "show_details"]
+__all__ = ["actions_table", "attempts_table", "facts", "pause_text", "payload_lines", "payload_text", "show_details"]
 
 
 def show_details(session: Session, details: "JobDetails") -> None:
@@ -31,8 +31,8 @@ def show_details(session: Session, details: "JobDetails") -> None:
         typer.echo(f"{'header:':<17} {plain(f'{name}={value}')}")
     if details.payload is not None:
         typer.echo("payload:")
-        for line in payload_text(details.payload).split("\n"):
-            typer.echo(f"  {plain(line)}")
+        for line in payload_lines(details.payload):
+            typer.echo(f"  {line}")
     if details.attempts:
         table(*attempts_table(details.attempts, now), title="attempts")
     if details.actions:
@@ -85,6 +85,11 @@ def payload_text(payload: str) -> str:
         out.append(json.dumps(json.loads(token), ensure_ascii=False) if is_text else ": " if token == ":" else token)
         before = token
     return "".join(out)
+
+
+def payload_lines(payload: str) -> list[str]:
+    """The same for people: escaped is what could steer a terminal or turn a line round, and what UTF-8 lacks."""
+    return [plain(line) for line in payload_text(payload).split("\n")]
 
 
 def attempts_table(attempts: "Sequence[AttemptRow]", now: datetime) -> Table:

@@ -192,7 +192,7 @@ async def _job(session: Session, request: Request) -> Page:
     ]
     sections = [Section(columns=("", ""), rows=cells, act=_acts(details.id, row and row.state))]
     if details.payload is not None:
-        sections.append(Section("Payload", text=_cut(job_details.payload_text(details.payload))))
+        sections.append(Section("Payload", text=_cut("\n".join(job_details.payload_lines(details.payload)))))
     if details.attempts:
         sections.append(_section("Attempts", job_details.attempts_table(details.attempts, now), {}))
     if details.actions:

@@ -143,6 +143,17 @@ async def test_of_a_payload_of_megabytes_a_part_is_shown(database: str, browser:
     assert "characters more, which `sidings jobs show` has" in page
 
 
+async def test_a_payload_that_no_page_could_hold_is_shown_escaped(database: str, browser: httpx.AsyncClient):
+    """SQL stores half of a pair of surrogates, which UTF-8 does not have: the page was a bare 500. And text that turns
+    its line round was shown so, and said something else than what is stored."""
+    lines = ["{", r'  "a": "\ud800",', r'  "b": "\u202e"', "}"]
+    id = await a_job(database, "held", payload=r"""'{"a":"\ud800","b":"\u202e"}'""")
+    page = await _page(browser, f"/jobs/{id}")
+    assert "<pre>" + "\n".join(lines) + "</pre>" in unescape(page)
+    shown = (await cli(database, "jobs", "show", id)).stdout
+    assert "".join(f"  {line}\n" for line in lines) in shown
+
+
 async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.AsyncClient):
     ids = await some_jobs(database, 150)
     first = await _page(browser, "/jobs?type=ride")
