@@ -89,7 +89,7 @@ async def release(
     chosen = await _choose(session, "send", ids, topic, yes)
     async with session.outbox() as outbox:
         done = await outbox.release(topic, ids=chosen, actor=by or whoever_runs_this(), reason=because)
-    _say("released", chosen, done)
+    _say("released", ids, done)
 
 
 @command(app, "discard")
@@ -100,13 +100,13 @@ async def discard(
     chosen = await _choose(session, "delete for good", ids, topic, yes)
     async with session.outbox() as outbox:
         done = await outbox.discard(topic, ids=chosen, actor=by or whoever_runs_this(), reason=because)
-    _say("discarded", chosen, done)
+    _say("discarded", ids, done)
 
 
 async def _choose(
     session: Session, verb: str, ids: Sequence[int] | None, topic: str | None, yes: bool
-) -> Sequence[int] | None:
-    """The messages that are meant, None for all of the topic; what is done to more than one is asked."""
+) -> Sequence[int]:
+    """The messages that are meant; what is done to more than one is asked."""
     if not ids and topic is None:
         raise ConfigurationError("say which messages: give their numbers, or --topic")
     if ids:
@@ -115,17 +115,18 @@ async def _choose(
         return ids
     async with session.outbox() as outbox:
         _print_parked(session, await outbox.parked(topic, limit=10))
-    found = next((row for row in await topics(session) if row.topic == topic), None)
-    if found is None or not found.parked:
+    # Each by its number, and no bound: numbers are given before a message waits, and any of them may be parked next.
+    parked_now = [row["id"] for row in await session.rows("parked_ids", topic)]
+    if not parked_now:
         fail(f"no message for {topic} is parked: nothing was done")
-    ask(f"{verb} {counted(found.parked, 'parked message')} for {topic}", yes=yes)
-    return None
+    ask(f"{verb} {counted(len(parked_now), 'parked message')} for {topic}", yes=yes)
+    return parked_now
 
 
-def _say(done: str, chosen: Sequence[int] | None, ids: Sequence[int]) -> None:
+def _say(done: str, named: Sequence[int] | None, ids: Sequence[int]) -> None:
     for id in ids:
         typer.echo(f"message {id}: {done}")
-    if missing := sorted(set(chosen or ()) - set(ids)):
+    if missing := sorted(set(named or ()) - set(ids)):
         fail(f"no such parked message: {', '.join(map(str, missing))}")
 
 

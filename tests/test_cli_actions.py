@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
 from .admin_support import GROUP, a_holder, a_job, slow_updates, some_jobs, the_job
@@ -367,6 +368,30 @@ async def test_parked_messages_are_listed_released_and_discarded(database: str):
         ("bob", "release messages", None),
     ]
     assert "topic=etas  wrong file  ids=[2], messages=1" in (await cli(database, "audit")).stdout
+
+
+@pytest.mark.parametrize("verb", ["release", "discard"])
+async def test_what_is_parked_while_a_person_is_asked_is_left_alone(
+    database: str, monkeypatch: pytest.MonkeyPatch, verb: str
+):
+    """It was deleted for good, and nobody had been asked. Messages are parked in any order of their numbers."""
+    for id in (3, 5):
+        await a_parked_message(database, id)
+    asked: list[str] = []
+
+    def ask(what: str, *, yes: bool) -> None:
+        asked.append(what)
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute(
+                "INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, value, error) "
+                "SELECT n, now(), 0, 'etas', '', 'too late' FROM unnest(ARRAY[4, 6]) n"
+            )
+
+    monkeypatch.setattr("sidings.cli.outbox.ask", ask)
+    done = (await cli(database, "outbox", verb, "--topic", "etas")).stdout.splitlines()
+    assert [line.split(":")[0] for line in done if line.startswith("message ")] == ["message 3", "message 5"]
+    assert "2 parked messages for etas" in asked[0]
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.outbox_parked ORDER BY id")] == [4, 6]
 
 
 async def test_a_failing_topic_is_shown_and_tried_again_at_once(database: str):
