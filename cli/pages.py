@@ -233,7 +233,19 @@ async def _groups(session: Session, request: Request) -> Page:
         empty="No group is blocked.",
         act=["sidings groups release ORIGIN GROUP", "sidings groups skip ORIGIN GROUP --head JOB"] if found else (),
     )
-    return Page("Groups that wait for their head", [section], filters=_filled(asked))
+    lead = f"These are the first {_ROWS}; there may be more, which `{_all_groups(asked['origin'])}` has"
+    return Page(
+        "Groups that wait for their head",
+        [section],
+        lead=lead if len(found) == _ROWS else None,
+        filters=_filled(asked),
+    )
+
+
+def _all_groups(origin: str | None) -> str:
+    return plain(
+        shlex.join(["sidings", "groups", "list", *(["--origin", origin] if origin else []), "--limit", "10000"])
+    )
 
 
 async def _origins(session: Session, request: Request) -> Page:

@@ -170,6 +170,25 @@ async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.Asy
         assert len(found) == len(set(found)) == 150, address
 
 
+async def test_a_page_of_groups_says_that_there_may_be_more(database: str, browser: httpx.AsyncClient):
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (origin, "group", type, payload, run_at, attempt, failures, error)
+               SELECT $1, 'g-' || n, 'ride', '{}', now() + interval '1 hour', 3, 2, 'ValueError: x'
+               FROM generate_series(1, 101) n""",
+            ORIGIN,
+        )
+    first = "These are the first 100; there may be more"
+    page = unescape(await _page(browser, "/groups"))
+    assert len(_cells(page)) == 1_000
+    assert f"{first}, which `sidings groups list --limit 10000` has" in page
+    page = unescape(await _page(browser, f"/groups?origin={ORIGIN}"))
+    [command] = re.findall(f"{first}, which `(.*?)` has", page)
+    assert len((await cli(database, *shlex.split(command)[1:])).stdout.splitlines()) == 1 + 101
+    await execute(database, """DELETE FROM sidings.job WHERE "group" IN ('g-7', 'g-8')""")
+    assert first not in unescape(await _page(browser, "/groups"))
+
+
 @pytest.mark.parametrize(
     ("address", "code", "words"),
     [
