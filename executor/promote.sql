@@ -5,7 +5,8 @@
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, the types of those that ended, and when
 -- the next one is due.
 -- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
--- it would hold up all others. The next look begins there.
+-- it would hold up all others. The next look begins there; or where the LIMIT has cut off what is due in an origin, if that is
+-- earlier: at the last job taken, since more may be due at the same moment.
 -- Of jobs that are due at the same moment the first by id: else what the LIMIT leaves for the next time might stand before others of
 -- its group.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
@@ -61,7 +62,10 @@ WITH mine AS MATERIALIZED (
            u."group", u.headers ->> 'correlation_id', u.payload
     FROM superseded u WHERE u.type <> ALL ($5::text[])
 )
-SELECT coalesce((SELECT min(run_at) FROM locked), statement_timestamp()) AS looked_at,
+SELECT coalesce(least((SELECT min(run_at) FROM locked),
+                      (SELECT min(f.upto) FROM (SELECT max(run_at) AS upto FROM first
+                                                GROUP BY origin HAVING count(*) >= $4) f)),
+                statement_timestamp()) AS looked_at,
        (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
        ARRAY(SELECT u.type FROM superseded u) AS superseded,
        (SELECT date_part('epoch', min(d.due) - statement_timestamp())

@@ -59,7 +59,7 @@ class Promoter:
         self._whole_at = 0.0  # when the next whole look is due
         self._whole_took = 0.0  # the last one
         self._whole_of: dict[str, int] | None = None  # the origins of the last one
-        self._looked_at: datetime | None = None  # the server's time of the last look; nothing was left of what was due
+        self._looked_at: datetime | None = None  # of what was due before, the last look has left nothing
         self._following = inf  # when the next job was due then
         self._silent = silent
         self._on_promoted = on_promoted
@@ -112,16 +112,16 @@ class Promoter:
                 self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
                 for kind, count in Counter[str](row["superseded"]).items():
                     self._metrics.superseded(kind, count)
-                if row["promoted"]:
-                    self._on_promoted()
-                    if row["promoted"] >= _MOST_PER_ORIGIN:
-                        continue
                 self._looked_at = row["looked_at"]
                 if whole:
                     self._whole_of = epochs
                     self._rest(took)
                     if took < _LONG_LOOK:
                         self._link.patience = 1
+                if row["promoted"]:
+                    self._on_promoted()
+                    if row["promoted"] >= _MOST_PER_ORIGIN:  # more may be due, from there on where this one has ended
+                        continue
                 self.expect(self._following)
             else:
                 self.backoff.reset()

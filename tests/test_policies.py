@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -517,6 +518,51 @@ async def test_a_delayed_job_waits_for_none_of_another_origin_and_for_none_that_
         assert row is not None
         promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY type")
         assert [job["type"] for job in promoted] == ["behind it", "elsewhere"]
+
+
+async def test_looks_that_begin_where_the_last_one_ended_promote_all_that_was_due(database: str):
+    """Also where one had no room for all, in some origins or in each, and beside a locked row."""
+    origins = [f"t/{n}" for n in range(4)]
+    async with connected(database) as connection, connected(database) as person:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = "SELECT acquired_epoch FROM sidings.acquire($1, $2, 1, '1 hour', true)"
+        epochs = [row["acquired_epoch"] for row in await connection.fetch(acquire, me, origins)]
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, payload, position, run_at)
+               SELECT v.type, v.origin, '{}', NULL, (v.day || ' UTC')::timestamptz
+               FROM (VALUES ('first', 't/0', '2026-01-01'), ('locked', 't/0', '2026-01-07'),
+                            ('first', 't/1', '2026-01-05'), ('first', 't/1', '2026-01-06'), ('a', 't/1', '2026-01-06'),
+                            ('b', 't/1', '2026-01-08'), ('c', 't/1', '2026-01-09'),
+                            ('first', 't/2', '2026-01-02'), ('first', 't/2', '2026-01-03'), ('a', 't/2', '2026-01-04'),
+                            ('first', 't/3', '2026-01-09')) v (type, origin, day)"""
+        )
+        promote = load_sql("sidings.executor", "promote")
+        waiting = "SELECT type FROM sidings.job WHERE position IS NULL ORDER BY id"
+
+        async def look(begin: datetime | None) -> datetime:
+            row = await connection.fetchrow(promote, me, origins, epochs, 2, [], begin)
+            assert row is not None
+            return row["looked_at"]
+
+        async with person.transaction():
+            await person.fetch("SELECT FROM sidings.job WHERE type = 'locked' FOR UPDATE")
+            begin = await look(None)
+            assert [job["type"] for job in await connection.fetch(waiting)] == ["locked", "a", "b", "c", "a"]
+            assert begin == datetime(2026, 1, 3, tzinfo=UTC), "so far the look has come in every origin"
+            assert await look(begin) == datetime(2026, 1, 7, tzinfo=UTC), "there is the locked one"
+            assert [job["type"] for job in await connection.fetch(waiting)] == ["locked", "c"]
+            assert await look(datetime(2026, 1, 7, tzinfo=UTC)) == datetime(2026, 1, 7, tzinfo=UTC)
+        begin = await look(datetime(2026, 1, 7, tzinfo=UTC))
+        assert not await connection.fetch(waiting)
+        assert begin > datetime(2026, 1, 9, tzinfo=UTC), "nothing that is due is left"
+
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, payload, position, run_at)
+               SELECT 'plain', 't/0', '{}', NULL, '-infinity' FROM generate_series(1, 5)"""
+        )
+        for left in (3, 1, 0):
+            begin = await look(None if left == 3 else begin)
+            assert len(await connection.fetch(waiting)) == left
 
 
 async def test_a_delayed_job_that_is_put_off_or_held_while_it_is_looked_for_is_not_promoted(database: str):

@@ -270,6 +270,12 @@ async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_end
         executor._promoter._whole_at = 0.0
         await eventually(lambda: started == [1, 3, 4, 2], "what was due before it was committed")
         await eventually(lambda: executor._promoter._whole_at > now() + SECONDS)
+        begins.clear()
+        await enqueue(database, quick, [Ride()] * 5, run_at=datetime.now(UTC) - timedelta(hours=1))
+        executor._promoter._whole_at = 0.0
+        await eventually(lambda: len(started) == 9, "five that one look has no room for")
+        await eventually(lambda: executor._promoter._whole_at > now() + SECONDS)
+        assert begins.count(None) == 1
         another, overdue = "transports/1", datetime.now(UTC) - timedelta(hours=1)
         await enqueue(database, quick, [Ride(number=5)], origin=another, run_at=overdue)
         executor.assign([ORIGIN, another], 2)
