@@ -157,12 +157,16 @@ class PeriodicLoop:
             [_periodic(declared[name]).schedule.text for name, _ in keys],
         )
         self._started.update(name for name, _ in keys)
+        again = list[tuple[str, str]]()
         ahead: dict[str, _Row] = {}  # by name: an origin each would be many lines
         for row in rows:
             self._learn_clock(row["now"], sent)
             known = self._rows.get((row["name"], row["origin"]))
             job_type = declared[row["name"]]
             made = _Row(job_type, _periodic(job_type), row["origin"], row["schedule"], row["since"], row["last_tick"])
+            if starting and not made.in_force:
+                again.append((row["name"], row["origin"]))
+                continue
             if known is None or (known.schedule, known.since, known.last_tick) != row[2:5]:
                 self._rows[row["name"], row["origin"]] = made
                 self._plan(made)
@@ -181,6 +185,8 @@ class PeriodicLoop:
                 "last_tick = least(last_tick, now()) WHERE name = '%s' AND greatest(since, last_tick) > now()",
                 *(name, made.last.isoformat(), self._schema, name.replace("'", "''")),
             )
+        if again:  # their rows were locked until another start committed: this statement has them as they were before
+            await self._look(declared, again, held, starting=False)
 
     def _learn_clock(self, server: datetime, sent: float) -> None:
         self._skew = server.timestamp() - (sent + now()) / 2

@@ -647,7 +647,7 @@ async def test_a_changed_schedule_begins_with_its_next_tick(database: str) -> No
 
 
 async def test_the_schedule_of_the_process_that_started_last_is_in_force(
-    database: str, monkeypatch: pytest.MonkeyPatch
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """During a rolling deployment, and when it is rolled back by ending the new processes only."""
     monkeypatch.setattr("sidings.executor.periodic._LOOK_SECONDS", 0.05)
@@ -662,10 +662,32 @@ async def test_the_schedule_of_the_process_that_started_last_is_in_force(
             ran = len(before.jobs["often"])
             jobs = (await before.ran("often", ran + 3))[ran:]  # its origin is still where they run
             assert all(tick.timestamp() % 0.5 == 0 for tick in times(jobs[1:]))
+            assert "often: in force is 'every 0.5 s', of a process that started later" in caplog.text
         assert [record["schedule"] for record in await fetch(database, other)] == ["every 0.5 s"]
         await eventually(lambda: in_force(database, "every 0.2 s"))
         await before.ran("often", len(before.jobs["often"]) + 2)
     assert_one_row_of_ticks(before.jobs["often"])
+
+
+async def test_instances_that_start_at_the_same_moment_agree_on_the_schedule_in_force(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that waited for the other's commit took the former schedule for the one in force, for a minute, and warned of
+    it: its statement had begun before."""
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await remember(database, "often", "every 30 s", datetime.now(UTC) - LONG_AGO)
+    async with connected(database) as other:
+        transaction = other.transaction()
+        await transaction.start()
+        now = "clock_timestamp()"
+        await other.execute(f"UPDATE sidings.periodic SET schedule = 'every 0.2 s', since = {now}, seen_at = {now}")
+        async with running(database, ticks.registry):
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
+            await eventually(lambda: value(database, waits, other.get_server_pid()), "it has begun to look")
+            await transaction.commit()
+            await ticks.ran("often", 2)
+    assert "in force is" not in caplog.text
 
 
 async def test_a_schedule_that_comes_back_has_missed_no_tick_since_the_other_was_seen_last(
