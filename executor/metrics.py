@@ -7,6 +7,7 @@ library's own `observe` takes longer than many a handler.
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -110,8 +111,11 @@ class ExecutorMetrics(Collector):
                 lists = by_type[entry.type] = [], [], []
             runs, waits, names = lists
             runs.append(finished - started)
-            waited = started - entry.due if entry.due is not None else started + skew - entry.enqueued
-            waits.append(waited)
+            due = entry.due
+            if due is not None and isfinite(due):  # SQL may say '-infinity', and that would stay in the sum
+                waits.append(started - due)
+            else:
+                waits.append(started + skew - entry.enqueued)
             names.append(outcome.name)
         for kind, (runs, waits, names) in by_type.items():
             self._run.setdefault(kind, _Durations()).add(runs)

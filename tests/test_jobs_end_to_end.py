@@ -1044,6 +1044,25 @@ async def test_the_metrics_tell_what_happened(database: str, monkeypatch: pytest
     assert generate_latest(exposed) == b""
 
 
+async def test_a_job_that_is_due_since_ever_leaves_the_sum_of_waits_finite(database: str):
+    """As SQL may store it: it was infinite until a restart, and so was each mean reckoned from it."""
+    registry, exposed = Registry(), CollectorRegistry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry, prometheus=exposed) as executor:
+        async with connected(database) as connection:
+            await connection.execute(
+                """INSERT INTO sidings.job (type, origin, payload, run_at, enqueued_at)
+                   VALUES ('ride', $1, '{"number": 1}', '-infinity', now() - interval '1 hour')""",
+                ORIGIN,
+            )
+        await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 1)
+        waited = samples(exposed)['sidings_job_wait_seconds_sum{service="test",type="ride"}']
+    assert 3_590 < waited < 3_600 + 2 * SECONDS, "since it was stored"
+
+
 def samples(registry: CollectorRegistry) -> dict[str, float]:
     """Name with sorted labels -> value."""
     return {
