@@ -139,7 +139,8 @@ class CycleLoop:
 
     def busy_seconds(self) -> float:
         """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
-        return now() - self._flights[0].sent if self._flights else 0.0
+        flights = list(self._flights)  # any thread may ask: the cycle may end between two looks
+        return now() - flights[0].sent if flights else 0.0
 
     def stuck(self) -> bool:
         """Whether nothing starts, because too many outcomes cannot be recorded."""

@@ -101,7 +101,8 @@ class Reader:
     def starved_seconds(self) -> float:
         """For how long one reading anew has been cut short by the next, so that jobs may wait that no read has come
         to; 0 when none has."""
-        return 0.0 if self._anew_since is None or self._times_anew < 2 else now() - self._anew_since
+        since = self._anew_since  # any thread may ask: it may be over between two looks
+        return 0.0 if since is None or self._times_anew < 2 else now() - since
 
     def wake(self) -> None:
         """Something was committed, acquired or has become due: read now."""
@@ -115,7 +116,8 @@ class Reader:
 
     def busy_seconds(self) -> float:
         """How long the read that is under way has been waiting for its answer; 0 when none is."""
-        return 0.0 if self._busy_since is None else now() - self._busy_since
+        since = self._busy_since
+        return 0.0 if since is None else now() - since
 
     async def run(self) -> None:
         """Read for ever."""

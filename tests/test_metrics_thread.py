@@ -1,12 +1,16 @@
 """What ``/metrics`` reads in a thread of its own, while the event loop goes on."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
+from sidings.executor import Executor, cycles, reader
+from sidings.executor.clock import now
+from sidings.executor.flights import Batch, Flight
 from sidings.executor.queues import Entry
 from sidings.exposition import gauge, show, show_no_more
 from sidings.jobs import Registry
@@ -61,3 +65,32 @@ def test_what_leaves_a_registry_meanwhile_takes_no_other_with_it_and_may_leave_t
     show_no_more(staying, prometheus)
     show_no_more(staying, prometheus)
     assert generate_latest(prometheus) == b""
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(lambda executor: executor.cycles.busy_seconds(), id="cycle"),
+        pytest.param(lambda executor: executor.reader.busy_seconds(), id="read"),
+        pytest.param(lambda executor: executor.reader.starved_seconds(), id="reading anew"),
+    ],
+)
+def test_what_ends_while_somebody_asks_for_how_long_it_has_been_under_way_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Executor], float]
+):
+    """`/health` is answered in a thread, and the event loop may go on between any two steps of it."""
+    executor = an_executor("postgresql://nowhere", Registry(), prometheus=CollectorRegistry())
+    flights, read = executor.cycles._flights, executor.reader
+
+    def ends() -> float:
+        flights.clear()
+        read._busy_since = read._anew_since = None
+        return now()
+
+    monkeypatch.setattr(cycles, "now", ends)
+    monkeypatch.setattr(reader, "now", ends)
+    flights.append(Flight(Batch([], []), 1, now() - 60, executor.cycles._links[0], Mock(), []))
+    read._busy_since = read._anew_since = now() - 60
+    read._times_anew = 2
+    assert seconds(executor) >= 60
+    assert seconds(executor) == 0
