@@ -196,10 +196,14 @@ class Consumer(ConsumerRebalanceListener):
     @property
     def paused(self) -> bool:
         """Nothing new may be taken up."""
-        return self.vitals.rebalancing_since is not None or self._stopping.is_set()
+        return self.ending or self.vitals.rebalancing_since is not None or self._stopping.is_set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that ends with the consumer, and whose failure ends it."""
+        """Start a task that ends with the consumer, and whose failure ends it. Where that is already ending, which a
+        handler may have kept from whoever calls this, the caller ends instead: the group takes no more tasks."""
+        if self.ending:
+            work.close()
+            raise asyncio.CancelledError
         assert self._group is not None
         task = self._group.create_task(self._watched(work), name=f"sidings {work.__qualname__}")
         self._tasks.add(task)

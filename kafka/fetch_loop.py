@@ -42,7 +42,7 @@ class Roof(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Nothing new may be taken up: a rebalance, or a stop."""
+        """Nothing new may be taken up: a rebalance, a stop, or a client that is given up."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Roof(Protocol):
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that ends with the consumer."""
+        """Start a task that ends with the consumer. Raises `CancelledError` while all that runs is being cancelled."""
         ...
 
     def place(self) -> None:

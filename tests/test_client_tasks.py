@@ -2,14 +2,21 @@
 
 import asyncio
 import gc
+from contextlib import suppress
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import aiokafka.client
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from sidings.kafka import KafkaSettings
 from sidings.kafka.consumer import Consumer
+from sidings.kafka.handling import BatchFailed
+from sidings.kafka.partition import Item, Partition
+from sidings.kafka.topic_loop import TopicLoop
 
 from .consumer_support import Number, a_service, as_json, offset_reaches, produce, producing, record
 from .outbox_support import never_retrieved
@@ -95,5 +102,50 @@ async def test_work_of_a_consumer_that_is_cancelled_before_it_begins_leaves_no_w
     async with asyncio.TaskGroup() as consumer._group:
         consumer.spawn(settle())
         consumer.cancel()
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+async def test_a_client_that_is_given_up_while_a_message_has_failed_ends_nothing_else(recwarn):
+    """Where a handler swallows its cancellation meanwhile, the failed message was to be set aside: in a group of tasks
+    that takes no more of them, whose error ended the service. And the rest of the batch was handled first."""
+    consumer = Consumer("test", KafkaSettings(bootstrap="localhost:9092"), {}, [], None, None, prometheus=None)
+    consumer.vitals.rebalance_ends()
+    partitions: dict[TopicPartition, Partition] = {}
+    for number, count in enumerate((1, 2)):
+        partition = partitions[TopicPartition("t", number)] = Partition(TopicPartition("t", number))
+        partition.place(0)
+        partition.end = count
+        partition.items += [Item(partition, SimpleNamespace(offset=n, key=None), None, None) for n in range(count)]
+    calls, at_work = list[int](), asyncio.Event()
+
+    async def handle(items: list[Item]) -> int:
+        calls.append(len(items))
+        if len(calls) == 1:
+            raise BatchFailed(ValueError("bad"), 0)
+        at_work.set()
+        if len(calls) == 2:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return 1
+
+    async def break_off() -> None:
+        await at_work.wait()
+        raise KafkaConnectionError("gone")
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as consumer._group:
+            consumer.spawn(loop.run())
+            consumer.spawn(break_off())
+
+    loop = TopicLoop(
+        *(SimpleNamespace(topic="t"), Mock(), partitions, SimpleNamespace(handle=handle), Mock(), consumer),
+        max_records=10,
+        slots=asyncio.Semaphore(1),
+    )
+    with pytest.raises(ExceptionGroup) as raised:
+        await run()
+    assert [*map(repr, raised.value.exceptions)] == ["KafkaConnectionError('gone')"]
+    assert calls == [3, 2]  # then not what is left of them
     gc.collect()
     assert [str(warning.message) for warning in recwarn] == []
