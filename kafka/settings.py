@@ -52,7 +52,7 @@ class KafkaSettings(Settings):
         metadata_seconds: How often to look for new partitions and topics.
         max_records: Most messages in one transaction.
         batch_seconds: After so long the transaction is committed, and what is left of the messages goes into the next
-            one.
+            one. At most 30.
         dedup_days: How long the ids of messages are remembered, where a consumer says ``dedup=``.
         partitioners: How a topic's producers choose the partition of a key, where it is not as Java does
             (``"murmur2"``): ``{"positions": "crc32"}``, as librdkafka does.
@@ -87,7 +87,7 @@ class KafkaSettings(Settings):
     partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1, le=_MOST_BYTES)
     metadata_seconds: float = Field(default=60.0, gt=0)
     max_records: int = Field(default=1_000, ge=1, le=100_000)
-    batch_seconds: float = Field(default=0.5, gt=0)
+    batch_seconds: float = Field(default=0.5, gt=0, le=30)  # and 30 for a handler: then `/health` calls it stuck
     dedup_days: int = Field(default=7, ge=1, le=1_000)
     partitioners: Mapping[str, Literal["murmur2", "crc32"]] = {}
 

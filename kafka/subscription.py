@@ -32,7 +32,8 @@ Handler = Callable[[Any, Transaction], Awaitable[object]]
 
 MESSAGE_PREFIX = "message:"  # begins the types of jobs that are stored messages; a partial index relies on it
 _BROKEN_POLICY_SECONDS = 60.0
-_MAX_DEDUP_SECONDS = 1_800.0  # a batch with an id that was recorded before midnight must not be open an hour after it
+# A batch with an id that was recorded before midnight must not be open an hour after it. It takes `batch_seconds` more.
+_MAX_DEDUP_SECONDS = 1_800.0
 
 
 class Subscription(Generic[T]):

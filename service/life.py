@@ -201,7 +201,8 @@ class Life:
     async def _start_database(self, database: Database, stack: AsyncExitStack) -> None:
         transactions, topics, executor = database.transactions, database.topics, database.executor
         transactions.topics = len(self._subscriptions.stored)
-        transactions.idle_seconds = self._subscriptions.idle_seconds()
+        kafka = self._configuration.kafka
+        transactions.idle_seconds = self._subscriptions.idle_seconds(0.0 if kafka is None else kafka.batch_seconds)
         reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
         await transactions.start()
         stack.push_async_callback(transactions.stop)

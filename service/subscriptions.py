@@ -67,14 +67,17 @@ class Subscriptions:
             )
         self.directories[directory.topic] = directory
 
-    def idle_seconds(self) -> float | None:
-        """How long a handler's transaction may be silent: a little longer than the slowest of them may take. None: for
-        any time, as one of them may take."""
+    def idle_seconds(self, batch_seconds: float) -> float | None:
+        """How long a handler's transaction may be silent: a little longer than the slowest of them may take after the
+        others of its batch, where none uses the transaction. None: for any time, as one of them may take.
+
+        batch_seconds: How long handlers of one batch are begun.
+        """
         longest = _IDLE_SECONDS
         for subscription in self.stored.values():
             if subscription.timeout is None:
                 return None
-            longest = max(longest, subscription.timeout + 5.0)
+            longest = max(longest, subscription.timeout + batch_seconds + 5.0)
         return longest
 
     def _must_be_free(self, topic: str) -> None:

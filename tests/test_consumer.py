@@ -46,13 +46,15 @@ from .consumer_support import (
 from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
 
 
-@pytest.mark.parametrize(("timeout", "limit"), [(30.0, "35s"), (100.0, "105s"), (None, "0")])
-async def test_a_handler_may_be_idle_in_its_transaction_for_as_long_as_it_may_take(
-    effects, topic, sidings_kafka, timeout, limit
+@pytest.mark.parametrize(
+    ("timeout", "batch_seconds", "limit"), [(30.0, 0.5, "35500ms"), (100.0, 20, "125s"), (None, 20, "0")]
+)
+async def test_a_handler_may_be_idle_in_its_transaction_for_as_long_as_it_and_those_before_it_may_take(
+    effects, topic, sidings_kafka, timeout, batch_seconds, limit
 ):
     """Postgres would close the connection under it, each time."""
     name, found = await topic(), list[str]()
-    service = a_service(effects, sidings_kafka)
+    service = a_service(effects, sidings_kafka, settings={"batch_seconds": batch_seconds})
 
     @service.consumer(name, timeout=timeout)
     async def handle(message: Message[Number], tx: Transaction) -> None:

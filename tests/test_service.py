@@ -180,6 +180,7 @@ async def test_the_pages_are_served_to_ipv6(http):
         ({"bootstrap": "a:9092,b:port"}, "bootstrap='a:9092,b:port': give host:port"),
         ({"bootstrap": " , "}, "bootstrap=' , ': give host:port"),
         ({"session_seconds": float("inf")}, "session_seconds: Input should be a finite number"),
+        ({"batch_seconds": 31}, "batch_seconds: Input should be less than or equal to 30"),
         ({"fetch_bytes": 2**31}, "fetch_bytes: Input should be less than or equal to 2147483647"),
         ({"sesion_seconds": 3}, "sesion_seconds: there is no such field: is session_seconds meant?"),
         ({"session_seconds": "soon"}, "session_seconds"),
