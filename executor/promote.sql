@@ -62,10 +62,11 @@ WITH mine AS MATERIALIZED (
            u."group", u.headers ->> 'correlation_id', u.payload
     FROM superseded u WHERE u.type <> ALL ($5::text[])
 )
-SELECT coalesce(least((SELECT min(run_at) FROM locked),
-                      (SELECT min(f.upto) FROM (SELECT max(run_at) AS upto FROM first
-                                                GROUP BY origin HAVING count(*) >= $4) f)),
-                statement_timestamp()) AS looked_at,
+SELECT (SELECT CASE WHEN b.begins < '0001-01-02' THEN '-infinity' ELSE b.begins END   -- before the year 1 Python has no time
+        FROM (SELECT coalesce(least((SELECT min(run_at) FROM locked),
+                                    (SELECT min(f.upto) FROM (SELECT max(run_at) AS upto FROM first
+                                                              GROUP BY origin HAVING count(*) >= $4) f)),
+                              statement_timestamp())) b (begins)) AS looked_at,
        (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
        ARRAY(SELECT u.type FROM superseded u) AS superseded,
        (SELECT date_part('epoch', min(d.due) - statement_timestamp())

@@ -556,13 +556,14 @@ async def test_looks_that_begin_where_the_last_one_ended_promote_all_that_was_du
         assert not await connection.fetch(waiting)
         assert begin > datetime(2026, 1, 9, tzinfo=UTC), "nothing that is due is left"
 
-        await connection.execute(
-            """INSERT INTO sidings.job (type, origin, payload, position, run_at)
-               SELECT 'plain', 't/0', '{}', NULL, '-infinity' FROM generate_series(1, 5)"""
-        )
-        for left in (3, 1, 0):
-            begin = await look(None if left == 3 else begin)
-            assert len(await connection.fetch(waiting)) == left
+        for due in ("-infinity", "0044-03-15 BC"):  # Python has no time for either
+            await connection.execute(
+                f"""INSERT INTO sidings.job (type, origin, payload, position, run_at)
+                    SELECT 'plain', 't/0', '{{}}', NULL, '{due}' FROM generate_series(1, 5)"""
+            )
+            for left in (3, 1, 0):
+                begin = await look(None if left == 3 else begin)
+                assert len(await connection.fetch(waiting)) == left
 
 
 async def test_a_delayed_job_that_is_put_off_or_held_while_it_is_looked_for_is_not_promoted(database: str):
