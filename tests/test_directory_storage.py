@@ -356,6 +356,57 @@ async def test_a_file_keeps_rows_positions_and_errors(tmp_path: Path):
     await third.close()
 
 
+async def kept_in(path: Path, *batches: Batch[Any]) -> tuple[dict[int, int], dict[int, Mark]]:
+    """Positions and marks of a new file after these, as the next life finds them."""
+    rows = rows_by()
+    first: SQLite[Any] = SQLite(path)
+    await begin(first, rows)
+    for batch in batches:
+        await first.apply(batch)
+    await first.close()
+    return await kept_of(path)
+
+
+async def kept_of(path: Path) -> tuple[dict[int, int], dict[int, Mark]]:
+    """The same of a file that is there."""
+    store: SQLite[Any] = SQLite(path)
+    kept = await store.open(plan_of(rows_by()))
+    await store.close()
+    return dict(kept.positions), dict(kept.marks)
+
+
+async def test_a_mark_does_not_stay_where_its_position_goes_back(tmp_path: Path):
+    """What lies between would never be read again."""
+    before = Batch[Any]((), {0: 501, 1: 501, 2: 501}, dict.fromkeys(range(3), Mark(500, 111, 7)))
+    kept = await kept_in(tmp_path / "a.db", before, Batch((), {0: 500, 1: 502, 2: 501}))
+    assert kept == ({0: 500, 1: 502, 2: 501}, {1: Mark(500, 111, 7), 2: Mark(500, 111, 7)})
+    kept = await kept_in(tmp_path / "b.db", before, Batch((), {0: 500}), Batch((), {0: 600}))
+    assert kept[1].keys() == {1, 2}, "it does not come back"
+    kept = await kept_in(tmp_path / "c.db", before, Batch((), {0: 100}, {0: Mark(99, 11)}))
+    assert kept[1][0] == Mark(99, 11)
+
+
+async def test_nothing_of_the_former_positions_stays_where_a_topic_was_read_anew(tmp_path: Path):
+    """Not even of partitions that it has no longer: each start would have taken it for made anew."""
+    before = Batch[Any]((), {0: 501, 1: 9, 3: 7}, {0: Mark(500, 111, 7), 3: Mark(6, 1, 7)})
+    after = Batch[Any]((), {0: 600, 1: 3}, {1: Mark(2, 5, 8)}, read_anew=True)
+    assert await kept_in(tmp_path / "file.db", before, after) == ({0: 600, 1: 3}, {1: Mark(2, 5, 8)})
+
+
+async def test_a_mark_whose_epoch_is_not_known_does_not_get_that_of_another(tmp_path: Path):
+    """The one before it stood at the same offset, in another log."""
+    former, later = Batch[Any]((), {0: 6}, {0: Mark(5, 1, 7)}), Batch[Any]((), {0: 6}, {0: Mark(5, 2)})
+    assert (await kept_in(tmp_path / "file.db", former, later))[1] == {0: Mark(5, 2)}
+
+
+async def test_a_mark_that_an_earlier_version_left_behind_its_position_is_none(tmp_path: Path):
+    path = tmp_path / "file.db"
+    await kept_in(path, Batch((), {0: 501, 1: 501, 2: 501}, dict.fromkeys(range(3), Mark(500, 111, 7))))
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE position SET next_offset = partition + 499")
+    assert await kept_of(path) == ({0: 499, 1: 500, 2: 501}, {2: Mark(500, 111, 7)})
+
+
 async def test_a_batch_is_seen_when_all_of_it_is_there_and_not_in_the_middle_of_a_handler(tmp_path: Path):
     """The thread commits when it likes; a handler that does not await sees one state all the same."""
     rows = rows_by()

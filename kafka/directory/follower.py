@@ -455,8 +455,10 @@ class Follower(Generic[T]):
                 await self._change(Batch(chunk))
                 await asyncio.sleep(0)
             positions, marks = dict(self.progress.positions), dict(self._log.marks)
-            faults = self.faults.now()
-            await self._storage.apply(Batch((), positions, marks, faults, self._completeness.at, self._log.topic_id))
+            complete_at, topic_id = self._completeness.at, self._log.topic_id
+            await self._storage.apply(
+                Batch((), positions, marks, self.faults.now(), complete_at, topic_id, read_anew=True)
+            )
             self._again = None
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
         self._collector.resume()

@@ -325,7 +325,8 @@ class SQLite(Generic[T]):
         return Kept(
             Identity(notes["topic"], notes["cluster"], notes["reading"]),
             {partition: offset for partition, offset, _, _, _ in positions},
-            {partition: Mark(*mark) for partition, _, *mark in positions if mark[0] is not None},
+            # One that is not before the position an earlier version has left there: it is of what is to be read again.
+            {p: Mark(*mark) for p, offset, *mark in positions if mark[0] is not None and mark[0] < offset},
             {row_of(row): BadRecord(**bad) for row, bad in json.loads(notes.get("bad", "[]"))},
             notes.get("complete_at", 0.0),
             UUID(notes["topic_id"]) if "topic_id" in notes else None,
@@ -376,10 +377,15 @@ class SQLite(Generic[T]):
         epochs = [
             (partition, mark.offset, mark.epoch) for partition, mark in batch.marks.items() if mark.epoch is not None
         ]
+        unknown = [(partition,) for partition, mark in batch.marks.items() if mark.epoch is None]
         with _transaction(self._writer) as writer:
+            if batch.read_anew:
+                writer.execute("DELETE FROM position")
+                writer.execute("DELETE FROM mark_epoch")
             writer.executemany("DELETE FROM entry WHERE row = ?", gone)
             writer.executemany(load_sql(__package__, "put_entry"), put)
             writer.executemany(load_sql(__package__, "put_position"), positions)
+            writer.executemany("DELETE FROM mark_epoch WHERE partition = ?", unknown)
             writer.executemany("REPLACE INTO mark_epoch (partition, mark_offset, epoch) VALUES (?, ?, ?)", epochs)
             writer.executemany("REPLACE INTO note (name, value) VALUES (?, ?)", notes.items())
 

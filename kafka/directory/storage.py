@@ -63,11 +63,13 @@ class Batch(Generic[T]):
     """What is applied at once.
 
     Attributes:
-        positions: The next offset, by partition.
-        marks: The last record, by partition.
+        positions: The next offset, by partition. A partition that is not named keeps its own.
+        marks: The last record, by partition. A partition that is not named keeps its own, as long as that is before the
+            position.
         bad: All records that could not be applied and still matter; None where that has not changed.
         complete_at: When nothing of the topic was missing, in seconds since 1970; 0: it is not known.
         topic_id: Kafka's, of the topic that was read; None where it does not tell.
+        read_anew: The topic has been read again: nothing of the former positions and marks stays.
     """
 
     changes: Sequence[Change[T]] = ()
@@ -76,6 +78,7 @@ class Batch(Generic[T]):
     bad: Mapping[Row, BadRecord] | None = None
     complete_at: float = 0.0
     topic_id: UUID | None = None
+    read_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Kept:
 
     Attributes:
         identity: None for a new store.
+        marks: Of each partition that has one; always before its position.
         topic_id: The last one that was told.
     """
 
