@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sidings import SQLite
 from sidings.devstack.topics import create_topic, delete_topics
-from sidings.kafka.directory.reader import Reader
+from sidings.kafka.directory.reader import OffsetOutOfRangeError, Reader
 from sidings.kafka.message import Record
 
 from .consumer_support import producing
@@ -76,3 +76,26 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_beginning_also_after_
                 for key in terminals:
                     await producer.send_and_wait(name, row(key), key=key.encode(), partition=0)
     assert await load(name, sidings_kafka, other) == (dict.fromkeys(("U-0", "U-1", "U-2", "U-4"), "a"), 4, 0)
+
+
+@pytest.mark.parametrize(("times", "rebuilds"), [(1, 0), (99, 1)])
+async def test_a_place_that_kafka_refuses_again_is_not_asked_for_for_ever(
+    topic: Any, sidings_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, rebuilds: int
+):
+    """Although it lies between the log's ends: the directory asked for it without a pause."""
+    name, path = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(3)})
+    found, *_ = await load(name, sidings_kafka, path)
+    fetch, refused = Reader.fetch, 0
+
+    async def refuse(self: Reader, seconds: float, most: int) -> Fetched:
+        nonlocal refused
+        if self._next[0] == 2 and refused < times:
+            refused += 1
+            raise OffsetOutOfRangeError({self._tp(0): 2})
+        return await fetch(self, seconds, most)
+
+    monkeypatch.setattr(Reader, "fetch", refuse)
+    async with asyncio.timeout(SECONDS):
+        assert (await load(name, sidings_kafka, path))[::2] == (found, rebuilds)
+    assert refused == rebuilds + 1

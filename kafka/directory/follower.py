@@ -6,8 +6,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from ...errors import DirectoryBehind
@@ -85,6 +86,7 @@ class Follower(Generic[T]):
         self._last_barrier = False  # it was taken when the first one had been reached
         self._noted_at = 0.0
         self._refused: set[tuple[int, int]] = set()  # records of the store that cannot be read any more
+        self._refused_inside: set[tuple[int, int]] = set()  # places of this log that Kafka has refused all the same
         self._reported_at = time.monotonic()
         self._failures = 0
         self._warned = False  # of keys of two kinds
@@ -210,13 +212,8 @@ class Follower(Generic[T]):
             try:
                 seconds = _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS
                 fetched = await unless_set(self._stopping, reader.fetch(seconds, most=_CHUNK_RECORDS))
-            except OffsetOutOfRangeError:
-                await self._log.ask_id(reader)
-                begins, ends = await reader.begins(), await reader.ends()
-                reason = outside(self.progress.positions, begins, ends) or await self._log.cut(reader)
-                if reason is not None:
-                    await self._begin_again(reader, begins, ends, reason)
-                self._seek(reader, begins)  # without a reason, it was only the last record that is gone
+            except OffsetOutOfRangeError as error:
+                await self._go_on_after(reader, error)
                 continue
             if fetched is None:
                 return
@@ -369,6 +366,7 @@ class Follower(Generic[T]):
         self.progress.positions = dict(begins) | self.progress.positions
         self.progress.ends, self.progress.tails = dict(ends), dict(ends)
         self._last_barrier = False
+        self._refused_inside.clear()
         if self.progress.barrier is None:
             self.progress.barrier = dict(ends)
         self._seek(reader, begins)
@@ -413,6 +411,24 @@ class Follower(Generic[T]):
             mark = self._log.marks.get(partition)
             reader.seek(partition, starts[partition], None if mark is None else mark.epoch)
 
+    async def _go_on_after(self, reader: Reader, error: OffsetOutOfRangeError) -> None:
+        """Kafka has refused a place. Where nothing else tells why, the last record is gone, and what is before it."""
+        await self._log.ask_id(reader)
+        begins, ends = await reader.begins(), await reader.ends()
+        reason = outside(self.progress.positions, begins, ends) or await self._log.cut(reader)
+        refused = cast(Mapping[TopicPartition, int], error.args[0])
+        inside = {(tp.partition, offset) for tp, offset in refused.items() if offset >= begins[tp.partition]}
+        if reason is None and inside:  # it would be asked for again, for ever and without a pause
+            if again := sorted(inside & self._refused_inside):
+                partition, offset = again[0]
+                reason = f"partition {partition} is refused at {offset}, though it begins at {begins[partition]}"
+            else:
+                self._refused_inside |= inside
+                await set_within(self._stopping, _POLL_SECONDS)
+        if reason is not None:
+            await self._begin_again(reader, begins, ends, reason)
+        self._seek(reader, begins)
+
     async def _start_over(self, reader: Reader, reason: str) -> None:
         await self._log.ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
@@ -434,6 +450,7 @@ class Follower(Generic[T]):
             await self._storage.reset(self._identity)
         self.faults.replace({})
         self._log.read_anew()
+        self._refused_inside.clear()
         self._completeness.begin()
         reader.assign(reader.partitions)  # the client knows the ends of before until a fetch is answered
         self.progress.positions = dict(begins)
