@@ -2,11 +2,12 @@
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.errors import NotLeaderForPartitionError
 from sidings import SQLite
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.reader import OffsetOutOfRangeError, Reader
@@ -52,6 +53,26 @@ async def test_what_could_not_be_applied_is_read_again_also_where_a_start_before
         await asyncio.wait_for(runs, SECONDS)
     assert terminals.positions() == {0: 1}
     assert (await load(name, sidings_kafka, path, model=Checked))[::2] == (NEWEST, 0)
+
+
+async def test_what_could_not_be_applied_is_read_again_also_where_the_first_connection_fails(
+    topic: Any, sidings_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Then it was forgotten that this is a start, so that the rows stayed as they were."""
+    name, path = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    await a_file_with_a_bad_record(name, sidings_kafka, path, monkeypatch)
+    ask, asked = Reader.epoch_ends, 0
+
+    async def refused_once(self: Reader, epochs: Mapping[int, int]) -> dict[int, int]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise NotLeaderForPartitionError
+        return await ask(self, epochs)
+
+    monkeypatch.setattr(Reader, "epoch_ends", refused_once)
+    assert (await load(name, sidings_kafka, path, model=Checked))[::2] == (NEWEST, 0)
+    assert asked == 2
 
 
 async def test_a_topic_that_was_made_anew_is_read_from_its_beginning_also_after_a_restart_before_it_had_records(

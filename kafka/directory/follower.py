@@ -345,8 +345,7 @@ class Follower(Generic[T]):
         await self._log.ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
         former, self._identity = self._identity, Identity(self.topic, cluster, self._rows.describe())
-        kept, self._kept = self._kept, None
-        if kept is not None:  # the first time
+        if (kept := self._kept) is not None:  # the first time
             former = kept.identity
             self.progress.positions, self._log.marks = dict(kept.positions), dict(kept.marks)
             self._completeness.at = kept.complete_at
@@ -363,6 +362,7 @@ class Follower(Generic[T]):
             await self._begin_again(reader, begins, ends, reason)
         elif kept is not None:
             self._look_again_at(kept.bad, begins)
+        self._kept = None  # not before: where Kafka does not answer, this is done once more
         self.progress.positions = dict(begins) | self.progress.positions
         self.progress.ends, self.progress.tails = dict(ends), dict(ends)
         self._last_barrier = False
