@@ -2,10 +2,15 @@
 
 import asyncio
 import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import run
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, TypeAdapter
 from sidings import ConfigurationError, Message
 from sidings.kafka.directory.rows import Rows
 from sidings.kafka.message import StoredRecord
@@ -268,3 +273,78 @@ def test_what_is_compared_with_a_store_tells_readings_apart():
     assert rows_of().describe() == rows_of().describe()
     assert "0x" not in rows_of(Own).describe(), "an address, another one in each process"
     assert rows_of(key="terminal_id").describe() == rows_of(key="terminal_id").describe()
+
+
+SOME = ("visa", "mc", "amex", "jcb", "cup")
+
+
+@dataclass(frozen=True)
+class Limits:
+    schemes: frozenset[str] = frozenset(SOME)
+
+
+class Licence(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    schemes: frozenset[str] = Field(default=frozenset(SOME), serialization_alias="told")
+    first: str = "a"
+
+
+class Sets(BaseModel):
+    """Sets wherever a schema may have them."""
+
+    model_config = ConfigDict(json_schema_extra={"x-schemes": {"of": set(SOME)}})
+
+    plain: set[str] = set(SOME)
+    mixed: set[Any] = {*SOME, 1, 2.5}
+    of_sets: frozenset[frozenset[str]] = frozenset(frozenset({name, "visa"}) for name in SOME)
+    of_models: frozenset[Licence] = frozenset({Licence(), Licence(first="b"), Licence(first="c")})
+    by_name: dict[str, set[str]] = {"b": set(SOME), "a": set()}
+    in_list: list[frozenset[str]] = [frozenset(SOME)]
+    in_tuple: tuple[int, frozenset[str]] = (1, frozenset(SOME))
+    place: Licence = Licence()
+    limits: Limits = Limits()
+    example: str = Field(default="a", examples=[set(SOME), {"b": set(SOME)}])
+
+
+class NoSets(BaseModel):
+    """Lists keep their order: that is theirs."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"schemes": ["visa", "mc"]}]})
+
+    schemes: list[str] = ["visa", "mc", "amex"]
+    plain: set[int] = {10, 9}
+    one: list[set[str]] = [{"visa"}, set()]
+    by_name: dict[str, list[str]] = {"b": ["visa", "mc"], "a": []}
+    place: Snake = Snake(terminal_id="T", acquirer_id="a")
+    example: list[str] = Field(default=[], examples=[["visa", "mc"], ["mc", "amex"]])
+
+
+def test_a_model_is_told_alike_in_each_process():
+    """Sets have another order in each; a file was built anew at each start."""
+    told: set[str] = set()
+    for seed in range(1, 6):
+        asks = "from tests.test_directory_rows import Sets, rows_of; print(rows_of(Sets).describe())"
+        environment = os.environ | {"PYTHONHASHSEED": str(seed)}
+        found = run([sys.executable, "-c", asks], cwd=Path(__file__).parents[1], env=environment, capture_output=True)
+        assert found.returncode == 0, found.stderr.decode()
+        told.add(found.stdout.decode())
+    assert len(told) == 1, told
+    assert "'x-schemes': {'of': ['amex', 'cup', 'jcb', 'mc', 'visa']}" in told.pop()
+
+
+@pytest.mark.parametrize("model", [Acquirer, Flagged, Snake, Anything, NoSets])
+def test_a_model_without_sets_in_its_defaults_is_told_as_pydantic_tells_it(model: Any):
+    """So that files which are there fit."""
+    assert repr(TypeAdapter(model).json_schema()) in rows_of(model).describe()
+
+
+def test_a_set_in_a_default_is_told_from_another():
+    def a_place(*schemes: str) -> type[BaseModel]:
+        class Place(BaseModel):
+            places: list[frozenset[str]] = [frozenset(schemes)]
+
+        return Place
+
+    assert rows_of(a_place("visa", "mc")).describe() == rows_of(a_place("mc", "visa")).describe()
+    assert rows_of(a_place("visa", "mc")).describe() != rows_of(a_place("visa", "jcb")).describe()

@@ -6,6 +6,7 @@ record by record, each with or without the wrapper ``{"schema": ..., "payload": 
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -16,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import from_json
+from pydantic_core import from_json, to_jsonable_python
 
 from ...errors import ConfigurationError
 from ...jobs.payloads import adapter_of
@@ -72,10 +73,29 @@ class _Refused(ValueError):
 
 
 class _Schema(GenerateJsonSchema):
-    """Of any model: a field that JSON Schema has no word for, as a class of the author's, is told by its kind."""
+    """Of any model: a field that JSON Schema has no word for, as a class of the author's, is told by its kind. What
+    comes from a set is put in order, as that is another one in each process. All else stays as pydantic tells it: it is
+    compared with what stands in files that are there."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
         return {"kind": schema["type"], "of": getattr(schema.get("cls"), "__qualname__", None)}
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        told = super().model_schema(schema)
+        if any(_holds_set(info.examples) for info in schema["cls"].model_fields.values()):
+            for each in told.get("properties", {}).values():
+                each.pop("examples", None)  # they say nothing of how it is read, nor which of their lists were sets
+        return _with_ordered_sets(told, to_jsonable_python(told, fallback=repr)) if _holds_set(told) else told
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        default = schema.get("default")
+        if isinstance(default, AbstractSet) and any(map(_holds_set, cast(AbstractSet[object], default))):
+            # pydantic sorts sets by which is a part of which, and that is no order
+            schema = schema | {"default": self.encode_default(default)}
+        return super().default_schema(schema)
+
+    def encode_default(self, dft: Any) -> Any:
+        return _with_ordered_sets(dft, super().encode_default(dft))
 
 
 class Rows(Generic[T]):
@@ -263,6 +283,41 @@ def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable]
         return found
 
     return member
+
+
+def _holds_set(value: object) -> bool:
+    """Whether it is a set, or one is inside."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_set, cast(Mapping[object, object], value).values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_set, cast(Iterable[object], value)))
+    return isinstance(value, AbstractSet) or (isinstance(value, BaseModel) and _holds_set(vars(value)))
+
+
+def _with_ordered_sets(value: Any, encoded: Any) -> Any:
+    """`encoded`, the JSON of `value`: a list of it that was a set is sorted."""
+    if isinstance(encoded, dict):
+        members = cast(dict[str, Any], encoded)
+        if isinstance(value, Mapping):
+            found = dict(zip(members, cast(Mapping[Any, Any], value).values(), strict=False))
+        else:  # a model, or a dataclass
+            found = {name: getattr(value, name, None) for name in members}
+            fields: Mapping[str, Any] = getattr(value, "__pydantic_fields__", {})
+            found |= {info.serialization_alias: getattr(value, name, None) for name, info in fields.items()}
+        return {name: _with_ordered_sets(found.get(name), member) for name, member in members.items()}
+    if isinstance(encoded, list) and isinstance(value, AbstractSet | list | tuple):
+        items = cast(list[Any], encoded)
+        each = [_with_ordered_sets(item, told) for item, told in zip(cast(Iterable[Any], value), items, strict=False)]
+        each += items[len(each) :]  # of a serializer of the author's
+        return _ordered(each) if isinstance(value, AbstractSet) else each
+    return cast(object, encoded)
+
+
+def _ordered(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:  # they are of several kinds, or of one without an order
+        return sorted(items, key=repr)
 
 
 def _forms(schema: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], object]]:
