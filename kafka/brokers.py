@@ -88,6 +88,7 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.fetch_bytes = {}
     client.throttled_until = {}
     client.refusals = {}
+    client.unconnected = Outage(log, "no connection could be made")
     client.unanswered = Outage(log, "no broker could be asked who leads what")
     client.updated_at, client.updated_of = 0.0, None
 
@@ -104,8 +105,9 @@ class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
     requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
     network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
-    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unanswered: while none tells
-    who leads what. updated_at: when it was last told who leads what, and updated_of: of which topics."""
+    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unconnected: while connecting
+    fails with errors that aiokafka does not expect. unanswered: while none tells who leads what. updated_at: when it
+    was last told who leads what, and updated_of: of which topics."""
 
     session_seconds: float | None
     makes_topics: bool
@@ -117,6 +119,7 @@ class _Client(AIOKafkaClient):
     fetch_bytes: dict[Any, int]
     throttled_until: dict[Any, float]
     refusals: dict[Any, Outage]
+    unconnected: Outage
     unanswered: Outage
     updated_at: float
     updated_of: frozenset[str] | None
@@ -127,7 +130,8 @@ class _Client(AIOKafkaClient):
 
     async def bootstrap(self) -> None:
         """As aiokafka's, but each address has its share of the time: the first one may be that of a broker that hangs.
-        And the error tells what came of each: that the password is wrong stood in aiokafka's own log alone."""
+        And the error tells what came of each: that the password is wrong stood in aiokafka's own log alone. Whatever it
+        is: GSSAPI raises errors of its own, as where a ticket has run out, and a thread may not be had."""
         own, whole = cast(Any, self), self._milliseconds
         addresses = cast(list[tuple[str, int, Any]], self.hosts)
         own._request_timeout_ms = max(whole // len(addresses), min(whole, _LEAST_MS))
@@ -136,7 +140,7 @@ class _Client(AIOKafkaClient):
             for host, port, _ in addresses:
                 try:
                     await self._begin_with(host, port)
-                except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+                except Exception as error:  # noqa: BLE001 - whatever it is, the next address may do
                     failed.append(f"{host}:{port}: {error!r}")
                 else:
                     break
@@ -183,7 +187,12 @@ class _Client(AIOKafkaClient):
                 log.warning("broker %s: no connection within %.1f s", node_id, seconds)
                 self.patience[node_id] = 2 * seconds  # it may be slow, and no more
                 self.force_metadata_update()
+            except Exception as error:  # noqa: BLE001 - aiokafka ends its tasks over what it does not expect
+                self.unconnected.failed(f"broker {node_id}: {error!r}")
+                self.force_metadata_update()
             else:
+                if connection is not None:
+                    self.unconnected.over()
                 self.patience[node_id] = max(_CONNECT_SECONDS, 2 * (time.monotonic() - began))
             finally:
                 del self.connecting[place]

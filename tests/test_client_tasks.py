@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.commit import OffsetCommitRequest
+from sidings.errors import KafkaUnavailable
 from sidings.kafka import KafkaSettings
 from sidings.kafka.consumer import Consumer
 from sidings.kafka.handling import BatchFailed
@@ -19,8 +20,35 @@ from sidings.kafka.partition import Item, Partition
 from sidings.kafka.topic_loop import TopicLoop
 
 from .consumer_support import Number, a_service, as_json, offset_reaches, produce, producing, record
-from .outbox_support import never_retrieved
+from .outbox_support import arrived, emptied, never_retrieved, publish, relaying, sending
 from .support import eventually
+
+
+class Tickets:
+    """While one is expired no connection can be made: GSSAPI raises an error of its own then, as does a thread that
+    cannot be started. failed: so many were tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.expired, self.failed = False, 0
+        create = aiokafka.client.create_conn
+
+        async def connect(*args, **options):
+            if not self.expired:
+                return await create(*args, **options)
+            self.failed += 1
+            raise RuntimeError("ticket expired")
+
+        monkeypatch.setattr(aiokafka.client, "create_conn", connect)
+
+    def expire(self, client: AIOKafkaClient) -> None:
+        self.expired = True
+        for connection in list(client._conns.values()):
+            connection.close()
+
+
+@pytest.fixture
+def tickets(monkeypatch):
+    return Tickets(monkeypatch)
 
 
 @pytest.mark.parametrize("which", ["fetch", "metadata"])
@@ -67,29 +95,64 @@ async def test_a_commit_that_was_given_up_leaves_no_traceback_when_it_fails(
     assert never_retrieved(caplog) == []
 
 
-async def test_a_directory(effects, sidings_kafka, topic, monkeypatch):
+async def test_a_directory(effects, sidings_kafka, topic, tickets):
     """As GSSAPI raises where the ticket has run out, until there is another."""
     name = await topic(config={"cleanup.policy": "compact"})
     service = a_service(None, sidings_kafka)
     directory = service.directory(name, model=Number)
     async with service:
         await eventually(lambda: directory.ready)
-        create = aiokafka.client.create_conn
-        failed = []
-
-        async def fail(*args, **options):
-            failed.append(args)
-            raise RuntimeError("ticket expired")
-
-        monkeypatch.setattr(aiokafka.client, "create_conn", fail)
-        client = directory._follower.reader._client
-        for connection in list(client._client._conns.values()):
-            connection.close()
-        await eventually(lambda: failed and (client._fetcher._fetch_task.done() or client._client._sync_task.done()))
-        monkeypatch.setattr(aiokafka.client, "create_conn", create)
+        client = directory._follower.reader._client._client
+        tickets.expire(client)
+        await eventually(lambda: tickets.failed > 3)
+        assert not client._sync_task.done()
+        tickets.expired = False
         async with producing(sidings_kafka) as producer:
             await producer.send_and_wait(name, as_json(7), key=b"k")
         await eventually(lambda: "k" in directory, service.problems)
+
+
+async def test_a_relay(database, sidings_kafka, topic, tickets):
+    """The relay ended, and the service with it."""
+    name = await topic()
+    async with relaying(database, sidings_kafka) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        tickets.expire(relay._senders._main._producer.client)
+        await publish(database, name, [("k", b"1")])
+        await eventually(lambda: relay._senders.outage.error and relay._senders.outage.error.args)
+        assert "ticket expired" in str(relay._senders.outage.error)
+        assert relay.problems() == []
+        tickets.expired = False
+        await emptied(database)
+    assert await arrived(sidings_kafka, name) == 1
+
+
+async def test_a_relay_whose_shared_producer_learns_no_more_who_leads_what(database, sidings_kafka, topic, tickets):
+    name = await topic()
+    async with relaying(database, sidings_kafka) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        shared = relay._senders._main
+        shared._producer.client._metadata_update = None
+        shared._producer.client.force_metadata_update()
+        await eventually(lambda: shared._producer.client._sync_task.done())
+        await publish(database, name, [("k", b"1")])
+        await emptied(database)
+        await eventually(lambda: relay._senders._main not in (shared, None))
+
+
+async def test_a_producer(sidings_kafka, topic, tickets):
+    name = await topic()
+    async with sending(sidings_kafka, metadata_seconds=1.0, delivery_seconds=2.0) as producer:
+        tickets.expired = True
+        with pytest.raises(KafkaUnavailable, match="ticket expired"):
+            await producer.send(name, value=b"1")
+        tickets.expired = False
+        await producer.send(name, value=b"2")
+        tickets.expire(producer._current[False]._producer.client)
+        with pytest.raises(KafkaUnavailable):
+            await producer.send(name, value=b"3")
+        tickets.expired = False
+        await producer.send(name, value=b"4")
 
 
 async def test_work_of_a_consumer_that_is_cancelled_before_it_begins_leaves_no_warning(recwarn):

@@ -8,7 +8,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aiokafka.errors import InvalidTimestampError, InvalidTopicError, KafkaError, RequestTimedOutError, UnknownError
+from aiokafka.errors import (
+    InvalidTimestampError,
+    InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
+    RequestTimedOutError,
+    UnknownError,
+)
 
 from ...executor import now
 from ..message import possible_topic
@@ -155,6 +162,8 @@ class Rounds:
     async def _partitions(self, sender: Sender) -> list[int]:
         try:
             return await sender.partitions(self.lane.topic, self._settings.metadata_seconds)
+        except KafkaConnectionError as error:  # it may have ended to ask who leads what, for good
+            raise self._senders.failure(sender, error) from error
         except KafkaError as error:
             raise Failed(error, cut=sender.closed) from error
 

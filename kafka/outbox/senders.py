@@ -72,7 +72,7 @@ class Sender:
             refused = isinstance(error, ClusterAuthorizationFailedError)  # no id for an idempotent producer
             what = "its user may write to no topic" if refused else "no broker answers"
             raise KafkaUnavailable(f"{what}: {error!r}{where}") from error
-        except asyncio.CancelledError:
+        except BaseException:
             await self.kill()
             raise
 
@@ -116,7 +116,7 @@ class Sender:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._producer.stop()
-        except (TimeoutError, KafkaError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - also one that has ended a task of the client
             log.warning("a producer did not close in time: %r", error)
             await self._end()
 
@@ -142,11 +142,13 @@ class Sender:
         # Requests that wait for their connection are tasks of which nobody knows: they are not sent when it is there.
         producer.client._conns = _Ended(producer.client._conns)
         accumulator.reenqueue = lambda batch: None  # pyright: ignore[reportUnknownLambdaType]
+        if (synchronizer := producer.client._sync_task) is not None and synchronizer.done():
+            producer.client._sync_task = None  # `close` would raise what has ended it, and close no connection
         for closing in (producer.client.close, producer.stop):
             try:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await closing()
-            except (TimeoutError, KafkaError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the other one is closed all the same
                 log.debug("while closing a producer: %r", error)
             except asyncio.CancelledError:
                 # Not always for us: `stop` cancels that task once more, in its wait for a request that is tried again,
