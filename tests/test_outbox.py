@@ -307,6 +307,27 @@ async def test_a_message_that_was_parked_goes_back_as_it_was(database: str, stat
 
 
 @pytest.mark.parametrize("statement", ["record", "park_topic"])
+async def test_two_messages_of_one_id_in_two_slots_can_be_parked_at_once(database: str, statement: str) -> None:
+    relay, slots = uuid4(), [3, 4]
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.origin (origin, owner, epoch) VALUES ('outbox/3', $1, 1), ('outbox/4', $1, 1)", relay
+        )
+        await connection.execute(
+            "INSERT INTO sidings.outbox (id, slot, topic, value) VALUES (7, 3, 'etas', 'v'), (7, 4, 'etas', 'v')"
+        )
+        arguments: tuple[Any, ...] = (slots, ["outbox/3", "outbox/4"], [1, 1])
+        if statement == "record":
+            timeline = await connection.fetchval("SELECT sidings.timeline()")
+            arguments += ([1, 1], [0, 0], "{}", slots, [7, 7], ["no", "no"], timeline)
+        else:
+            arguments += ("etas", "no", 10, [])
+        await connection.execute(load_sql("sidings.kafka.outbox", statement), relay, *arguments)
+        parked = await connection.fetch("SELECT slot, id = 7 AS same FROM sidings.outbox_parked ORDER BY slot")
+        assert [tuple(row) for row in parked] == [(3, True), (4, False)]
+
+
+@pytest.mark.parametrize("statement", ["record", "park_topic"])
 async def test_only_who_holds_a_slot_takes_messages_out_and_keeps_it_until_that_is_done(
     database: str, statement: str
 ) -> None:

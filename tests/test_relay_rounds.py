@@ -162,6 +162,25 @@ def test_what_was_acknowledged_refused_or_lost_is_not_given_back_when_the_rest_o
     assert lane.unaccounted == 6  # the lost one: the recorder accounts for the others
 
 
+def test_two_messages_of_one_id_in_two_slots_are_two() -> None:
+    """As where a sequence was behind for a while. One was settled, and the other was neither sent nor given back: its
+    topic waited for it for ever."""
+    first, second = Slot(0, "outbox/0", 1), Slot(1, "outbox/1", 1)
+    backlog, lane = Backlog(10), Lane("etas")
+    backlog.add_slot(first)
+    backlog.add_slot(second)
+    values = [b"1", b"2", b"large" * 4, b"3"]
+    slots = [(7, first), (7, second), (8, first), (8, second)]
+    rows = [(*row, b"k", None, value, None, None, 0) for row, value in zip(slots, values, strict=True)]
+    lane.queue.extend(rows)
+    ledger = Ledger(lane, lane.take(4), backlog, Mock(spec=Recorder))
+    packed = packing.Packer("test", max_bytes=10).pack(Mock(), ledger.rows)
+    assert packed.rows == [rows[0], rows[1], rows[3]]
+    ledger.accept(rows[:1])
+    ledger.refuse(*packed.bad[0])
+    assert ledger.outstanding() == [rows[1], rows[3]]
+
+
 async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_has_been_deleted() -> None:
     """A refill before that would bring what is about to be deleted, and it would be sent twice."""
     slot, lane = Slot(0, "outbox/0", 1), Lane("etas")

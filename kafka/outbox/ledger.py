@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from ...executor import now
-from .backlog import Backlog, Lane, Row, id_of, slot_of
+from .backlog import Backlog, Lane, Row, slot_of
 from .recorder import Recorder
 
 __all__ = ["Ledger"]
@@ -46,8 +46,8 @@ class Ledger:
 
     def unsettled(self, rows: Collection[Row]) -> list[Row]:
         """Those of `rows` of which nothing has become yet."""
-        settled = {id_of(row) for some in self._settled for row in some}
-        return [row for row in rows if id_of(row) not in settled]
+        settled = {row[:2] for some in self._settled for row in some}  # one id may stand in two slots
+        return [row for row in rows if row[:2] not in settled]
 
     def outstanding(self) -> list[Row]:
         """All of the round of which nothing has become yet."""

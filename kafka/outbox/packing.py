@@ -10,7 +10,7 @@ from typing import Any
 
 from aiokafka.partitioner import murmur2  # pyright: ignore[reportUnknownVariableType]
 
-from .backlog import Row, id_of
+from .backlog import Row
 from .message import headers_from_text
 
 __all__ = ["MESSAGE_ID", "Packed", "Packer"]
@@ -116,8 +116,8 @@ class Packer:
                 rows, rest = rows[:index], rows[index:] + rest
                 break
         if bad:
-            unfit = {id_of(row) for row, _ in bad}
-            rows = [row for row in rows if id_of(row) not in unfit]
+            unfit = {row[:2] for row, _ in bad}  # one id may stand in two slots
+            rows = [row for row in rows if row[:2] not in unfit]
         return Packed(batch, all_rows, rows, bad, rest)
 
     def _hash(self, key: bytes) -> int:

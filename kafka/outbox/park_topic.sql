@@ -15,8 +15,9 @@ WITH mine AS MATERIALIZED (
 ), parked AS (
     INSERT INTO sidings.outbox_parked
         (id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, error)
-    SELECT CASE WHEN EXISTS (SELECT FROM sidings.outbox_parked p WHERE p.id = r.id) THEN nextval('sidings.outbox_id') ELSE r.id END,
+    SELECT CASE WHEN r.nth > 1 OR EXISTS (SELECT FROM sidings.outbox_parked p WHERE p.id = r.id)
+                THEN nextval('sidings.outbox_id') ELSE r.id END,
            r.published_at, r.stamped_at, r.slot, r.topic, r.key, r.partition_key, r.value, r.headers, $6
-    FROM refused r
+    FROM (SELECT x.*, row_number() OVER (PARTITION BY x.id ORDER BY x.slot) AS nth FROM refused x) r
 )
 SELECT count(*) AS parked FROM refused
