@@ -216,6 +216,19 @@ async def test_a_slot_that_is_lost_with_messages_under_way_takes_the_producers_a
     assert relay._senders.kill_all.call_count == under_way
 
 
+@pytest.mark.parametrize("under_way", [0, 1])
+async def test_slots_of_a_server_that_was_replaced_take_the_producers_along(under_way: int) -> None:
+    """These had up to half of `delivery_seconds` to come behind what the slots' new owner sent."""
+    relay = Relay("test", PostgresSettings(dsn="postgresql://nowhere"), KafkaSettings(bootstrap="x:1"), prometheus=None)
+    slots, relay._senders = [Slot(n, f"outbox/{n}", 7) for n in (0, 1)], Mock(spec=senders.Senders)
+    slots[0].under_way = under_way
+    for slot in slots:
+        relay.backlog.add_slot(slot)
+    relay._new_server()
+    assert relay.held == {}
+    assert relay._senders.kill_all.call_count == under_way
+
+
 async def test_a_repeat_waits_until_the_producer_is_dead_whose_batch_had_no_answer() -> None:
     """It might send the batch after all, behind what has been sent since."""
     dead, shared = asyncio.Event(), Mock(spec=senders.Senders)

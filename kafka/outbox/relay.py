@@ -318,7 +318,7 @@ class Relay:
     def _new_server(self) -> None:
         self._leave_server()
         for slot in list(self.backlog.slots.values()):
-            self._slots.lost(slot)
+            self._lose(slot)
 
     def _lease_lost(self, epochs: Mapping[str, int]) -> None:
         for slot in list(self.backlog.slots.values()):
