@@ -324,7 +324,13 @@ async def test_what_a_producer_without_numbers_has_sent_is_in_doubt(
 
 async def test_a_topic_that_fails_gets_no_further_messages(db: asyncpg.Connection, terminals: str):
     await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
-    await db.execute("INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now())")
+    await db.execute(
+        "INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now() + interval '1 hour')"
+    )
+    await db.execute(
+        "INSERT INTO sidings.origin (origin, owner, epoch, lease_until) "
+        "SELECT 'outbox/0', id, 1, now() + interval '1 hour' FROM sidings.outbox_relay"
+    )
     await db.execute(
         "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
         "SELECT 'terminals', id, 1, now(), 'a test' FROM sidings.outbox_relay"
@@ -336,6 +342,12 @@ async def test_a_topic_that_fails_gets_no_further_messages(db: asyncpg.Connectio
         assert row is not None
         return row["directories"], row["doubtful"]
 
+    assert await attended() == ([terminals], [])
+    await db.execute("UPDATE sidings.origin SET origin = 'a job queue'")
+    assert await attended() == ([terminals], [terminals]), "not with a relay that sends nothing, be it alive"
+    await db.execute("UPDATE sidings.origin SET origin = 'outbox/0', lease_until = now()")
+    assert await attended() == ([terminals], [terminals]), "nor with one that has lost its slots"
+    await db.execute("UPDATE sidings.origin SET lease_until = now() + interval '1 hour'")
     assert await attended() == ([terminals], [])
     await db.execute("DELETE FROM sidings.outbox_topic")
     assert await attended() == ([terminals], [terminals])

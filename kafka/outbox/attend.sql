@@ -1,7 +1,8 @@
 -- A relay's heartbeat, and what it needs to know: how many relays are alive, which place it has among them, which slots can be
 -- had (free, or their lease has run out; `acquire` decides), when a person wants its failing topics tried again, which topics are
--- those of directory tables, and of which of them something is in doubt and due (a topic that fails gets no more messages yet),
--- and whose answer this is: a former primary may live on.
+-- those of directory tables, and of which of them something is in doubt and due, and whose answer this is: a former primary may
+-- live on. A topic that fails gets no more messages yet; not that of a relay without slots, which would not send them anyway, as
+-- where it alone cannot reach Kafka.
 -- $1 relay, $2 seconds to stay alive, $3 host, $4 pid, $5 origins of all slots
 WITH me AS (
     INSERT INTO sidings.outbox_relay (id, alive_until, host, pid)
@@ -20,4 +21,6 @@ SELECT sidings.timeline() AS timeline,
        ARRAY(SELECT d.topic FROM sidings.directory d) AS directories,
        ARRAY(SELECT d.topic FROM sidings.directory d
              WHERE EXISTS (SELECT FROM sidings.directory_doubt x WHERE x.topic = d.topic AND x.due_at <= clock_timestamp())
-               AND NOT EXISTS (SELECT FROM sidings.outbox_topic t WHERE t.topic = d.topic)) AS doubtful
+               AND NOT EXISTS (SELECT FROM sidings.outbox_topic t JOIN sidings.origin o ON o.owner = t.relay
+                               WHERE t.topic = d.topic AND o.origin = ANY ($5) AND o.lease_until >= clock_timestamp())
+            ) AS doubtful
