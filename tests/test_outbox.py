@@ -2,16 +2,20 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 from pydantic import BaseModel, field_serializer
 from sidings.errors import ConfigurationError, NotInTransaction, PostgresUnavailable
-from sidings.executor import PostgresSettings
+from sidings.executor import Link, PostgresSettings
 from sidings.jobs import Transaction
 from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import InvalidMessage, MessageParked, Outbox, OutboxSettings, Relay, RolledBack
+from sidings.kafka.outbox.backlog import Backlog
+from sidings.kafka.outbox.metrics import OutboxMetrics
+from sidings.kafka.outbox.recorder import Recorder
 from sidings.kafka.settings import KafkaSettings
 from sidings.schema import load_sql, migrate
 
@@ -494,6 +498,46 @@ async def test_of_a_topic_that_cannot_be_sent_to_all_is_parked_but_what_is_locke
         assert [row["id"] for row in left] == [1, 2, 6]
         parked = {row["id"] for row in await connection.fetch("SELECT id FROM sidings.outbox_parked")}
         assert (parked >= {3, 4, 5, 7}, len(parked)) == (True, 5), "of the two that were 3 one has another id"
+
+
+async def test_of_all_slots_together_no_more_is_parked_at_once_than_was_asked_for(database: str) -> None:
+    """It was so many of each slot: sixteen times as many as a statement has the time for."""
+    relay, park = uuid4(), load_sql("sidings.kafka.outbox", "park_topic")
+    slots, names = [3, 4], ["outbox/3", "outbox/4"]
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.origin (origin, owner, epoch) SELECT unnest($2::text[]), $1, 1", relay, names
+        )
+        await connection.execute(
+            "INSERT INTO sidings.outbox (slot, topic, value) SELECT 3 + n % 2, 'etas', '' FROM generate_series(1, 5) n"
+        )
+        arguments = relay, slots, names, [1, 1], "etas", "no", 2, []
+        assert [await connection.fetchval(park, *arguments) for _ in range(4)] == [2, 2, 1, 0]
+
+
+async def test_what_cannot_be_parked_in_time_is_parked_by_fewer() -> None:
+    asked, waiting = list[int](), 3_000
+
+    async def fetch(_: str, *arguments: Any) -> list[Any]:
+        nonlocal waiting
+        asked.append(most := arguments[6])
+        if most > 1_000:
+            raise PostgresUnavailable("no answer within 5 s")
+        parked = min(most, waiting)
+        waiting -= parked
+        return [{"parked": parked}]
+
+    link: Any = Mock(spec=Link, fetch=fetch)
+    ignore: Any = lambda *_: None  # noqa: E731
+    recorder = Recorder(link, Backlog(10), Mock(spec=OutboxMetrics), schema="sidings", on_fenced=ignore, on_room=ignore)
+    for _ in range(20):
+        try:
+            await recorder.park_topic("etas", "no")
+        except PostgresUnavailable:
+            continue
+        break
+    assert waiting == 0
+    assert asked[:3] == [5_000, 1_250, 312]
 
 
 async def test_what_a_person_decides_about_messages_is_audited_with_it(database: str) -> None:

@@ -1,6 +1,6 @@
 -- Park what waits for a topic which cannot be sent to, in the slots that are ours; fenced like record.sql. Where it parks fewer
 -- than $7, that was all but what somebody else's transaction keeps locked, which is parked by a later try.
--- $1 relay, $2 slots, $3 their origins, $4 epochs, $5 topic, $6 error, $7 how many of each slot, $8 ids that Kafka has
+-- $1 relay, $2 slots, $3 their origins, $4 epochs, $5 topic, $6 error, $7 how many, $8 ids that Kafka has
 WITH mine AS MATERIALIZED (
     SELECT m.slot, o.origin FROM unnest($2::smallint[], $3::text[], $4::bigint[]) m (slot, origin, epoch)
     JOIN sidings.origin o ON o.origin = m.origin AND o.owner = $1 AND o.epoch = m.epoch
@@ -9,6 +9,7 @@ WITH mine AS MATERIALIZED (
     SELECT m.slot, m.id FROM mine, LATERAL (SELECT x.slot, x.id FROM sidings.outbox x
                                             WHERE x.slot = mine.slot AND x.topic = $5 AND x.id <> ALL ($8::bigint[])
                                             ORDER BY x.id LIMIT $7 FOR UPDATE SKIP LOCKED) m
+    LIMIT $7
 ), refused AS (
     DELETE FROM sidings.outbox x USING found f WHERE x.slot = f.slot AND x.id = f.id
     RETURNING x.*

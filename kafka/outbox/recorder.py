@@ -26,6 +26,7 @@ __all__ = ["Recorder"]
 log = logging.getLogger("sidings.outbox")
 
 _AT_ONCE = 5_000  # messages of one statement
+_FEWER = 4  # so many times fewer are parked at once after a statement that was not answered in time
 _ERROR_CHARACTERS = 2_000
 _LOCKED_SECONDS = 1.0  # until messages that are locked are looked at again
 
@@ -62,6 +63,7 @@ class Recorder:
         self._on_room = on_room
         self._sent: _Sent = []
         self._refused: _Refused = []
+        self._parks = _AT_ONCE  # of a whole topic at once
         self._locked: list[_Each] = []  # and what is behind it
         self._locked_since = self._looked_at = 0.0
         self._work = asyncio.Event()
@@ -225,22 +227,29 @@ class Recorder:
 
     async def park_topic(self, topic: str, error: str) -> int:
         """Park all that waits for a topic in our slots, and return how many. Raises as `Link.fetch` does. Some at once:
-        millions would take longer than a statement may, and others want to be recorded."""
-        total, count = 0, _AT_ONCE
-        while count >= _AT_ONCE:
+        millions would take longer than a statement may, and others want to be recorded. Fewer where these have, as they
+        are large."""
+        total, count, most = 0, 0, 0
+        while count >= most:
+            most = self._parks
             slots = list(self._backlog.slots.values())
             sent = [id for (id, _), lane in self._backlog.locked.items() if lane.topic == topic]
-            answer = await self.call(
-                "park_topic",
-                self.relay_id,
-                [slot.number for slot in slots],
-                [slot.name for slot in slots],
-                [slot.epoch for slot in slots],
-                topic,
-                clean(error),
-                _AT_ONCE,
-                sent,
-            )
+            try:
+                answer = await self.call(
+                    "park_topic",
+                    self.relay_id,
+                    [slot.number for slot in slots],
+                    [slot.name for slot in slots],
+                    [slot.epoch for slot in slots],
+                    topic,
+                    clean(error),
+                    most,
+                    sent,
+                )
+            except PostgresUnavailable:
+                self._parks = max(1, most // _FEWER)
+                raise
+            self._parks = min(2 * most, _AT_ONCE)
             count = answer[0]["parked"]
             self._metrics.parked(topic, count)
             total += count
