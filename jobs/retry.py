@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,11 +14,18 @@ from tenacity import (
     retry_always,
     retry_any,
     retry_if_exception,
+    retry_if_exception_cause_type,
+    retry_if_exception_message,
     retry_if_exception_type,
     retry_if_not_exception_message,
     retry_if_not_exception_type,
+    retry_never,
     retry_unless_exception_type,
+    stop_all,
+    stop_any,
     stop_never,
+    wait_chain,
+    wait_combine,
     wait_exponential_jitter,
 )
 from tenacity.retry import retry_base
@@ -116,7 +124,7 @@ class Retry:
             another = isinstance(value, (type, *_KINDS.values())) and not isinstance(value, kind)
             if another or not callable(value):  # a class would be called: all that it makes of an attempt means yes
                 raise ConfigurationError(f"Retry({name}={value!r}): give one of tenacity's {name}_... objects")
-            if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
+            if any(map(_is_asynchronous, _parts(value))):
                 raise ConfigurationError(f"Retry({name}=...): asynchronous strategies are not supported")
         repeating = _repeats_success(self.retry)
         if repeating is not None:
@@ -140,7 +148,7 @@ class Retry:
     @property
     def judges_results(self) -> bool:
         """Whether `retry` may have something to say about a handler that returned; the usual strategies have not."""
-        return type(self.retry) not in _EXCEPTIONS_ONLY
+        return any(type(part) not in _EXCEPTIONS_ONLY for part in _parts(self.retry))
 
     def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
         """What follows `error`.
@@ -196,6 +204,19 @@ class Retry:
         return Hold(reason, info, blocks=self.on_exhausted == "block")
 
 
+def _parts(strategy: object) -> Iterator[object]:
+    """A strategy, and those that it is made of."""
+    yield strategy
+    for kind, name in _MADE_OF:
+        if isinstance(strategy, kind):
+            for part in getattr(strategy, name):
+                yield from _parts(part)
+
+
+def _is_asynchronous(strategy: object) -> bool:
+    return inspect.iscoroutinefunction(strategy) or inspect.iscoroutinefunction(type(strategy).__call__)
+
+
 def _repeats_success(strategy: object) -> str | None:
     """The name of what makes `strategy` say yes to every success; None where it does not. A class counts by the
     `__call__` that it has: one of its own may answer otherwise."""
@@ -232,7 +253,15 @@ def _seconds(what: str, seconds: float) -> float:
 
 _RETRYING = Retrying(reraise=True)
 _KINDS = {"wait": wait_base, "stop": stop_base, "retry": retry_base}
-_EXCEPTIONS_ONLY = (retry_if_exception_type, retry_if_exception, retry_if_not_exception_type)
+_MADE_OF = (
+    *((retry_any, "retries"), (retry_all, "retries"), (stop_any, "stops"), (stop_all, "stops")),
+    *((wait_combine, "wait_funcs"), (wait_chain, "strategies")),
+)
+_EXCEPTIONS_ONLY = (
+    *(retry_if_exception_type, retry_if_exception, retry_if_not_exception_type),
+    *(retry_if_exception_message, retry_if_exception_cause_type, type(retry_never)),
+    *(retry_any, retry_all),  # their parts count
+)
 _REPEATING = (  # "until" such an error, says tenacity of them: a success is none
     retry_unless_exception_type.__call__,
     retry_if_not_exception_message.__call__,

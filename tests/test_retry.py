@@ -239,9 +239,30 @@ def test_asynchronous_strategies_are_refused(what: str):
         async def __call__(self, state: object) -> float:
             return 1.0
 
+    kinds = {
+        "wait": (tenacity.wait_combine, tenacity.wait_chain),
+        "stop": (tenacity.stop_any, tenacity.stop_all),
+        "retry": (tenacity.retry_any, tenacity.retry_all),
+    }
     for strategy in (function, Strategy()):
-        with pytest.raises(ConfigurationError, match=r"asynchronous strategies are not supported"):
-            Retry(**{what: strategy})  # type: ignore[arg-type]
+        either, both = (kind(strategy) for kind in kinds[what])  # type: ignore[arg-type]
+        for whole in (strategy, either, both, kinds[what][0](both)):  # type: ignore[arg-type]
+            with pytest.raises(ConfigurationError, match=r"asynchronous strategies are not supported"):
+                Retry(**{what: whole})  # type: ignore[arg-type]
+
+
+def test_of_results_only_those_strategies_are_asked_that_look_at_them():
+    of_errors = (
+        tenacity.retry_if_exception_type(ValueError),
+        tenacity.retry_if_exception_message("away"),
+        tenacity.retry_if_exception_cause_type(ValueError),
+        tenacity.retry_never,
+    )
+    assert not any(Retry(retry=strategy).judges_results for strategy in of_errors)
+    assert not Retry(retry=tenacity.retry_any(*of_errors, tenacity.retry_all(*of_errors))).judges_results
+    assert Retry(
+        retry=tenacity.retry_any(*of_errors, tenacity.retry_if_result(lambda result: not result))
+    ).judges_results
 
 
 def test_tenacitys_asynchronous_strategies_are_refused():
