@@ -202,8 +202,8 @@ class Placer:
             inner: Any = self._client
             raise _NoAnswer(f"{error!r}{unreached(inner._client)}") from error
         ids = {tp: told[tp.topic][0] for tp in waiting if tp.topic in told}
-        counts = {topic: count for topic, (_, count) in told.items()}
-        waiting = {tp: each for tp, each in waiting.items() if not self._tell_early(each, counts.get(tp.topic, 0))}
+        counts = {tp: told[tp.topic][1] for tp in ids}
+        waiting = {tp: each for tp, each in waiting.items() if not self._tell_early(each, counts.get(tp, 0))}
         stored = await self._offsets.load(waiting.keys())
         failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():

@@ -54,7 +54,7 @@ class Migration:
     """One numbered SQL file.
 
     Attributes:
-        version: Its number, from 1 on.
+        version: Its number, from 45 on: those before were used before the first release.
         sql: Its text, for the schema ``sidings``.
         checksum: SHA-256 of that text.
         runs_with: The last migration that a release must know to run with this one. None: this one itself. The file

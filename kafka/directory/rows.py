@@ -5,19 +5,19 @@ record by record, each with or without the wrapper ``{"schema": ..., "payload": 
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from hashlib import sha256
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, is_not, itemgetter, methodcaller
 from types import CodeType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import from_json, to_jsonable_python
+from pydantic_core import from_json
 
 from ...errors import ConfigurationError
 from ...jobs.payloads import adapter_of
@@ -82,20 +82,14 @@ class _Schema(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         told = super().model_schema(schema)
-        if any(_holds_set(info.examples) for info in schema["cls"].model_fields.values()):
+        if any(_in_order(info.examples) is not info.examples for info in schema["cls"].model_fields.values()):
             for each in told.get("properties", {}).values():
                 each.pop("examples", None)  # they say nothing of how it is read, nor which of their lists were sets
-        return _with_ordered_sets(told, to_jsonable_python(told, fallback=repr)) if _holds_set(told) else told
+        return told
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:
-        default = schema.get("default")
-        if isinstance(default, AbstractSet) and any(map(_holds_set, cast(AbstractSet[object], default))):
-            # pydantic sorts sets by which is a part of which, and that is no order
-            schema = schema | {"default": self.encode_default(default)}
-        return super().default_schema(schema)
-
-    def encode_default(self, dft: Any) -> Any:
-        return _with_ordered_sets(dft, super().encode_default(dft))
+        ordered = {"default": _in_order(schema["default"])} if "default" in schema else {}
+        return super().default_schema(schema | ordered)
 
 
 class Rows(Generic[T]):
@@ -151,7 +145,7 @@ class Rows(Generic[T]):
         schema = forms = None
         if self._model is not None:
             adapter = TypeAdapter[Any](self._model)
-            schema = adapter.json_schema(schema_generator=_Schema, mode="validation")
+            schema = _in_order(adapter.json_schema(schema_generator=_Schema, mode="validation"))
             forms = list(_forms(adapter.core_schema))
         return repr((schema, forms, _name(self._key), _name(self._decoder), sorted(self._flags)))
 
@@ -285,39 +279,23 @@ def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable]
     return member
 
 
-def _holds_set(value: object) -> bool:
-    """Whether it is a set, or one is inside."""
-    if isinstance(value, Mapping):
-        return any(map(_holds_set, cast(Mapping[object, object], value).values()))
+def _in_order(value: object) -> object:
+    """The value with each set in it as a sorted list, alike in each process; the value itself where it holds none."""
+    if isinstance(value, AbstractSet):
+        items: list[Any] = [_in_order(item) for item in cast(AbstractSet[object], value)]
+        try:
+            return sorted(items)
+        except TypeError:  # they are of several kinds, or of one without an order
+            return sorted(items, key=repr)
     if isinstance(value, list | tuple):
-        return any(map(_holds_set, cast(Iterable[object], value)))
-    return isinstance(value, AbstractSet) or (isinstance(value, BaseModel) and _holds_set(vars(value)))
-
-
-def _with_ordered_sets(value: Any, encoded: Any) -> Any:
-    """`encoded`, the JSON of `value`: a list of it that was a set is sorted."""
-    if isinstance(encoded, dict):
-        members = cast(dict[str, Any], encoded)
-        if isinstance(value, Mapping):
-            found = dict(zip(members, cast(Mapping[Any, Any], value).values(), strict=False))
-        else:  # a model, or a dataclass
-            found = {name: getattr(value, name, None) for name in members}
-            fields: Mapping[str, Any] = getattr(value, "__pydantic_fields__", {})
-            found |= {info.serialization_alias: getattr(value, name, None) for name, info in fields.items()}
-        return {name: _with_ordered_sets(found.get(name), member) for name, member in members.items()}
-    if isinstance(encoded, list) and isinstance(value, AbstractSet | list | tuple):
-        items = cast(list[Any], encoded)
-        each = [_with_ordered_sets(item, told) for item, told in zip(cast(Iterable[Any], value), items, strict=False)]
-        each += items[len(each) :]  # of a serializer of the author's
-        return _ordered(each) if isinstance(value, AbstractSet) else each
-    return cast(object, encoded)
-
-
-def _ordered(items: list[Any]) -> list[Any]:
-    try:
-        return sorted(items)
-    except TypeError:  # they are of several kinds, or of one without an order
-        return sorted(items, key=repr)
+        before = cast(Sequence[object], value)
+        after = [_in_order(item) for item in before]
+        return after if any(map(is_not, after, before)) else cast(object, value)
+    if not isinstance(value, Mapping | BaseModel) and not is_dataclass(value):
+        return value
+    members = cast(Mapping[str, object], value if isinstance(value, Mapping) else getattr(value, "__dict__", {}))
+    ordered = {name: _in_order(member) for name, member in members.items()}
+    return ordered if any(map(is_not, ordered.values(), members.values())) else cast(object, value)
 
 
 def _forms(schema: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], object]]:
