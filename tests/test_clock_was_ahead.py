@@ -68,9 +68,9 @@ class Behind(datetime):
 
 
 async def days(dsn: str, table: str) -> set[date]:
-    rows = await fetch(
-        dsn, "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = $1::regclass::oid", table
-    )
+    # One that is dropped meanwhile is not there; as a regclass it would be told by its number.
+    query = "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = $1::regclass"
+    rows = await fetch(dsn, query, table)
     names = [row[0].rpartition("_")[2] for row in rows]
     return {datetime.strptime(name, "%Y%m%d").replace(tzinfo=UTC).date() for name in names if name.isdigit()}
 
