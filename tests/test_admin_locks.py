@@ -53,9 +53,9 @@ async def cycle(connection: asyncpg.Connection, me: UUID, number: int, its_fence
     return row["applied"]
 
 
-async def acquire(connection: asyncpg.Connection, me: UUID) -> list[str]:
+async def acquire(connection: asyncpg.Connection, me: UUID, *origins: str) -> list[str]:
     query = load_sql("sidings.executor", "acquire")
-    rows = await connection.fetch(query, me, [ORIGIN], 1, timedelta(0), True)
+    rows = await connection.fetch(query, me, origins or [ORIGIN], 1, timedelta(0), True)
     return [row["acquired"] for row in rows]
 
 
@@ -393,6 +393,36 @@ async def test_a_pause_of_a_type_and_a_takeover_do_not_deadlock(database: str):
             await takeover.execute("UPDATE sidings.executor SET fence = fence + 1 WHERE id = $1", me)
         await pausing
     assert await fence(database, me) == 2
+
+
+async def test_two_who_take_over_from_the_same_two_do_not_wait_for_each_other(database: str):
+    """Each locked the former owners in the order of its origins: the server ended one of the two, after a second."""
+    first = await a_holder(database, "t/0", "t/3", lease="-1 second")
+    await a_holder(database, "t/1", "t/2", lease="-1 second")
+    one, other = await a_holder(database), await a_holder(database)
+    async with connected(database) as cycling, connected(database) as here, connected(database) as there:
+        async with cycling.transaction():
+            await cycling.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", first)
+            ours = asyncio.create_task(acquire(here, one, "t/0", "t/1"))
+            await waits(database, here.get_server_pid())
+            theirs = asyncio.create_task(acquire(there, other, "t/2", "t/3"))
+            await waits(database, there.get_server_pid())
+        assert (await ours, await theirs) == (["t/0", "t/1"], ["t/2", "t/3"])
+
+
+async def test_two_who_cancel_jobs_of_the_same_two_executors_do_not_wait_for_each_other(database: str):
+    first = await a_holder(database, "t/0", "t/3")
+    await a_holder(database, "t/1", "t/2")
+    ids = [await a_job(database, origin=f"t/{number}") for number in range(4)]
+    cancel = "SELECT count(*) FROM sidings.act_on_jobs('cancel', $1, 'alice') WHERE refusal IS NULL"
+    async with connected(database) as cycling, connected(database) as here, connected(database) as there:
+        async with cycling.transaction():
+            await cycling.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", first)
+            ours = asyncio.create_task(here.fetchval(cancel, ids[:2]))
+            await waits(database, here.get_server_pid())
+            theirs = asyncio.create_task(there.fetchval(cancel, ids[2:]))
+            await waits(database, there.get_server_pid())
+        assert (await ours, await theirs) == (2, 2)
 
 
 async def test_an_origin_is_not_acquired_while_its_jobs_move_away(database: str):

@@ -6,7 +6,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings import Message, Service, StaticAssignment, Transaction
+from sidings import ActionRefused, Admin, Message, Service, StaticAssignment, Transaction
 from sidings.cli.pages import pages
 from sidings.devstack import Postgres
 from sidings.devstack.accounts import open_directory, server_account
@@ -370,6 +370,29 @@ async def test_what_another_may_have_under_a_lease_that_got_lost_is_not_acquired
         executor.assign(ORIGINS, 10)
         await eventually(lambda: executor.held.keys() == {*ORIGINS})
         assert now() > granted + 3.0
+
+
+async def test_jobs_of_what_another_may_have_under_a_lease_that_got_lost_are_not_moved_within_it(failover: Failover):
+    """On the new server the origin was free: its jobs were moved, and ran elsewhere, beside those that ran already."""
+    async with failover.executor(Registry(), ORIGINS[1:], lease_seconds=2.0):
+        await failover.lose_what_follows()
+        acquire = "SELECT acquired FROM sidings.acquire(gen_random_uuid(), ARRAY[$1], 9, '2 s', true)"
+        assert await value(failover.old, acquire, ORIGINS[0])
+        granted = now()
+        await failover.happen()
+        async with connected(failover.new) as connection:
+            admin = Admin(connection, actor="alice")
+
+            async def moved() -> bool:
+                with suppress(ActionRefused):
+                    return await admin.move(*ORIGINS, lease_seconds=2.0) == 0
+                return False
+
+            with pytest.raises(ActionRefused, match="the server that this one has replaced: no executor has known"):
+                await admin.move(*ORIGINS, lease_seconds=2.0)
+            failover.proxy.heal()
+            await eventually(moved)
+            assert now() > granted + 2.0
 
 
 async def test_what_had_run_out_before_the_failover_may_be_anothers_although_the_new_server_has_it_as_ones_own(

@@ -117,12 +117,28 @@ REFUSED = {
     "due before 1": ("'ride', '{}', 't/0', run_at => '0001-12-31 23:59Z BC'", "run_at: the job 'ride' would", "9999"),
     "priority": ("'ride', '{}', 't/0', priority => 101", "priority of the job 'ride' is 101", "-100 to 100"),
     "headers list": ("""'ride', '{}', 't/0', headers => '["a"]'""", "not an object of texts", "jsonb_build"),
+    "headers of lists": ("""'ride', '{}', 't/0', headers => '{"a": ["b"]}'""", "not an object of texts", "jsonb_build"),
+    "headers of empty": ("""'ride', '{}', 't/0', headers => '{"a": []}'""", "not an object of texts", "jsonb_build"),
+    "headers of null": ("""'ride', '{}', 't/0', headers => '{"a": null}'""", "not an object of texts", "jsonb_build"),
+    "headers text": ("""'ride', '{}', 't/0', headers => '"a"'""", "not an object of texts", "jsonb_build"),
     "headers number": (
         """'ride', '{}', 't/0', headers => '{"a": 1}'""",
         "not an object of texts",
         "jsonb_build_object",
     ),
 }
+
+
+async def test_a_key_that_is_taken_is_found_without_a_walk_through_all_jobs(database: str):
+    """The plan of an empty table, kept in the session, read all jobs for each key that was taken."""
+    call = "SELECT sidings.enqueue('ride', '{}', 't/0', unique_key => 'k')"
+    walks = "SELECT coalesce(sum(seq_scan), 0) FROM pg_stat_xact_user_tables WHERE relname = 'job'"
+    async with connected(database) as connection:
+        await connection.execute("VACUUM ANALYZE sidings.job")
+        async with connection.transaction():
+            ids = {await connection.fetchval(call) for _ in range(8)}
+            assert len(ids) == 1
+            assert await connection.fetchval(walks) == 0
 
 
 @pytest.mark.parametrize("arguments", REFUSED)

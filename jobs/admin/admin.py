@@ -457,7 +457,8 @@ class Admin:
         Args:
             to: An origin that some executor has held before.
             lease_seconds: The longest lease of the executors. An expired lease is believed only when Postgres has been
-                up for that long.
+                up for that long; what stands there after a failover, only when an executor has known the new server
+                for that long.
 
         Returns:
             How many jobs were moved.
