@@ -262,10 +262,10 @@ class Consumer(ConsumerRebalanceListener):
     async def on_partitions_revoked(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, revoked: Collection[TopicPartition]
     ) -> None:
-        """A rebalance begins: let the transactions under way end, so that the next owner reads what they store."""
+        """A rebalance begins: let the transactions under way end, so that the next owner reads what they store. The
+        executor is not told, however long it lasts, as where Kafka goes away meanwhile: whoever gets a partition asks
+        for its origin under the newer generation, and that is yielded."""
         self.vitals.rebalance_begins()
-        if self._assignment is not None:
-            self._assignment.on_partitions_revoked(revoked)
         self._rest()
         until = time.monotonic() + min(5.0, self._settings.rebalance_seconds / 3)
         while self._in_flight() and time.monotonic() < until:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
-from sidings import Message, Transaction
+from sidings import Job, Message, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import fetch_loop
 from sidings.kafka.partition import State
 
 from .consumer_support import Number, a_service, administering, numbers, offset_reaches, produce, record
-from .support import SECONDS, eventually
+from .support import SECONDS, Ride, eventually
 
 
 @pytest.mark.chaos
@@ -124,3 +124,70 @@ async def test_a_handler_that_swallows_its_cancellation_does_not_keep_a_client_t
 
 async def arrived(dsn: str, wanted: Iterable[int]) -> bool:
     return set(wanted) <= set(await numbers(dsn))
+
+
+@pytest.mark.chaos
+async def test_jobs_go_on_where_kafka_goes_away_within_a_rebalance(database, own_kafka, monkeypatch):
+    """All of them were drained a minute later, and none ran before Kafka was back."""
+    monkeypatch.setattr("sidings.kafka.membership._LOST_SECONDS", 1.0)
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "positions", partitions=2)
+    service = a_service(database, kafka.bootstrap, topics=["positions"])
+    service.executor.rebalance_listener._patience_seconds = 0.2
+    ran: list[str] = []
+
+    @service.job()
+    async def follow_up(job: Job[Ride]) -> None:
+        ran.append(job.origin)
+
+    async with service:
+        await eventually(lambda: len(service.executor.held) == 2)
+        consumer = service._life.consumer
+        client, held, revoked = consumer._client, dict(service.executor.held), consumer.on_partitions_revoked
+
+        async def revoked_at_last(partitions):
+            await revoked(partitions)
+            await asyncio.to_thread(kafka.kill)
+
+        consumer.on_partitions_revoked = revoked_at_last
+        client._coordinator.request_rejoin()  # as when a member comes or goes
+        await eventually(lambda: consumer._client is not client, seconds=2 * SECONDS)  # given up, after the patience
+        async with service.transaction() as tx:
+            for origin in held:
+                await follow_up.enqueue(tx, Ride(), origin=origin)
+        await eventually(lambda: sorted(ran) == sorted(held), lambda: service.executor.held)
+        assert service.executor.held == held, "under the leases that it had"
+        consumer.on_partitions_revoked = revoked
+        await asyncio.to_thread(kafka.start)
+        await eventually(lambda: not consumer.paused and not service.problems(), service.problems, seconds=2 * SECONDS)
+        assert service.executor.held == held
+
+
+async def test_what_a_rebalance_gives_to_others_is_yielded_by_a_member_that_hangs_in_it(
+    database, topic, sidings_kafka, monkeypatch
+):
+    """It keeps what nobody else gets: no job is drained because the rebalance takes long."""
+    name = await topic(partitions=2)
+    settings = {"fetch_seconds": 0.05, "group": name, "rebalance_seconds": 1.0}
+    first, second = (a_service(database, sidings_kafka, topics=[name], settings=settings) for _ in range(2))
+    for service in first, second:
+        service.executor.rebalance_listener._patience_seconds = 0.2
+    async with first:
+        await eventually(lambda: len(first.executor.held) == 2)
+        consumer, told, go_on = first._life.consumer, [], asyncio.Event()
+        monkeypatch.setattr(first.executor.rebalance_listener, "_assign", lambda *given: told.append(given))
+        revoked = consumer.on_partitions_revoked
+
+        async def hangs(partitions):
+            await revoked(partitions)
+            await go_on.wait()
+
+        consumer.on_partitions_revoked = hangs
+        async with second:
+            try:
+                await eventually(lambda: len(second.executor.held) == 2, lambda: second.problems(), seconds=2 * SECONDS)
+                assert first.executor.held == {}
+                assert told == [], "no assignment has come, and none was made up"
+            finally:
+                consumer.on_partitions_revoked = revoked
+                go_on.set()
