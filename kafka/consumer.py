@@ -95,6 +95,7 @@ class Consumer(ConsumerRebalanceListener):
 
         Raises `OffsetUnknown` where a subscription's start says so.
         """
+        self.vitals.begin()
         try:
             while not self._stopping.is_set():
                 client = membership.make_client(self._settings, self._group_id)

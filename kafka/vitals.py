@@ -51,6 +51,10 @@ class Vitals:
         self._trouble = "it has not connected yet"
         self._error: BaseException | None = None  # the last that ended a connection before there was an assignment
 
+    def begin(self) -> None:
+        """The consumer begins to run, perhaps long after it was made: before that nothing was to be expected of it."""
+        self.rebalancing_since = self._unconnected_since = time.monotonic()
+
     def connected(
         self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop], backlog: Backlog | None, contact: Contact
     ) -> None:

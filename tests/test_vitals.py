@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from prometheus_client import CollectorRegistry
+from sidings import KafkaSettings
+from sidings.kafka import Consumer, membership
 from sidings.kafka.partition import Partition, State
 from sidings.kafka.vitals import Vitals
 
@@ -142,6 +145,31 @@ def test_a_connection_that_breaks_after_long_breaks_once_and_a_rebalance_tells_o
     vitals.rebalance_begins()
     now += 61
     assert vitals.problems() == ["the group has been rebalancing for 61 s"]
+
+
+async def test_a_consumer_that_begins_long_after_it_was_made_is_well(monkeypatch):
+    """It waits for directories, which may take minutes to load: then `/health` was bad at once, for untrue reasons."""
+    now, connecting = NOW, asyncio.Event()
+    monkeypatch.setattr("sidings.kafka.vitals.time", SimpleNamespace(monotonic=lambda: now))
+
+    async def connect(*_: object) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(membership, "connect", connect)
+    settings = KafkaSettings(bootstrap="127.0.0.1:1")
+    consumer = Consumer("test", settings, {}, ["positions"], None, None, prometheus=CollectorRegistry())
+    now += 600
+    running = asyncio.create_task(consumer.run())
+    try:
+        await connecting.wait()
+        assert consumer.vitals.problems() == []
+        client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0})
+        consumer.vitals.connected(client, (), None, membership.Contact(client))
+        assert consumer.vitals.problems() == [], "nor has the group been rebalancing for so long"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_where_logs_end_of_which_nothing_is_read_is_known_of_all_whose_broker_answers(monkeypatch, caplog):
