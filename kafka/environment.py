@@ -61,6 +61,8 @@ def environment() -> dict[str, Any]:
         given["postgres"] = _filled(_Postgres)
     if os.environ.get("SIDINGS_KAFKA"):
         given["kafka"] = _filled(_Kafka)
+    if schema := os.environ.get("SIDINGS_SCHEMA"):
+        given["schema"] = schema
     given["executor"] = _filled(_Executor)
     if http := os.environ.get("SIDINGS_HTTP"):
         given["http"] = http

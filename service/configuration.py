@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
 from ..kafka import KafkaSettings, OutboxSettings, StaticAssignment, check_topic
-from ..schema import check_service_name
+from ..schema import check_service_name, valid_schema_name
 
 __all__ = ["Configuration"]
 
@@ -71,6 +71,8 @@ def _check_kinds(**given: tuple[object, Any, str]) -> None:
 def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> PostgresSettings | None:
     if isinstance(postgres, str):
         return PostgresSettings(dsn=postgres, schema_name=schema or "sidings")
-    if postgres is not None and schema is not None and schema != postgres.schema_name:
+    if postgres is None or schema is None or schema == postgres.schema_name:
+        return postgres
+    if "schema_name" in postgres.model_fields_set:
         raise ConfigurationError(f"schema={schema!r} contradicts PostgresSettings.schema_name={postgres.schema_name!r}")
-    return postgres
+    return postgres.model_copy(update={"schema_name": valid_schema_name(schema)})

@@ -36,7 +36,7 @@ from ..kafka import (
 )
 from ..kafka.calling import called_alone
 from ..kafka.environment import environment
-from ..schema import Migration, migrate
+from ..schema import Migration, migrate, valid_schema_name
 from ..supervision import relax_collector, stop_signals
 from ..waiting import done_unless_set
 from .configuration import Configuration
@@ -126,7 +126,8 @@ class Service:
         These are ``SIDINGS_POSTGRES``, ``SIDINGS_KAFKA``, ``SIDINGS_SCHEMA``, ``SIDINGS_HTTP``, ``SIDINGS_TOPICS``
         (comma-separated), and one for each field of `KafkaSettings`, `PostgresSettings` and `ExecutorSettings` that a
         text can say, e.g. ``SIDINGS_KAFKA_SASL_USERNAME``, ``SIDINGS_POSTGRES_POOL_SIZE``,
-        ``SIDINGS_EXECUTOR_CONCURRENCY``. See docs/configuration.md.
+        ``SIDINGS_EXECUTOR_CONCURRENCY``. Those of ``postgres=``, ``kafka=`` or ``executor=`` have no effect where it is
+        given here, but for the schema. See docs/configuration.md.
 
         Args:
             overrides: Arguments of `Service`, which win over the environment.
@@ -134,7 +135,13 @@ class Service:
         Raises:
             ConfigurationError: A variable or an argument is wrong; the message names it.
         """
-        return cls(name, **(environment() | overrides))
+        given = environment()
+        schema, postgres = overrides.get("schema"), overrides.get("postgres")
+        if schema is not None and "postgres" in given:
+            given["postgres"] = given["postgres"].model_copy(update={"schema_name": valid_schema_name(schema)})
+        if isinstance(postgres, PostgresSettings) and "schema_name" in postgres.model_fields_set:
+            given.pop("schema", None)
+        return cls(name, **(given | overrides))
 
     # -- what its author declares -----------------------------------------------------------------------------------
 

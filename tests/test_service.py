@@ -83,7 +83,8 @@ async def get(service: Any, path: str, method: str = "GET") -> tuple[int, str]:
         ({"kafka": "a:1", "topics": "a"}, "give a list of topics"),
         ({"http": "somewhere"}, "give 'host:port' or a port"),
         ({"http": 65_536}, "give 'host:port' or a port"),
-        ({"postgres": PostgresSettings(dsn="postgresql://x"), "schema": "other"}, "contradicts"),
+        ({"postgres": PostgresSettings(dsn="postgresql://x", schema_name="this"), "schema": "other"}, "contradicts"),
+        ({"postgres": PostgresSettings(dsn="postgresql://x"), "schema": "No Good"}, "schema='No Good' is not usable"),
         ({"postgres": "postgresql://x", "schema": "No Good"}, "schema='No Good' is not usable"),
     ],
 )
@@ -239,6 +240,34 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
     monkeypatch.setenv("SIDINGS_KAFKA_PARTITIONERS", "crc32")
     with pytest.raises(ConfigurationError, match=r"^environment: SIDINGS_KAFKA_PARTITIONERS: give JSON$"):
         Service.from_env("tracker", prometheus=CollectorRegistry())
+
+
+def test_the_schema_is_the_arguments_else_that_of_the_environment(monkeypatch):
+    """The argument was refused, as if it contradicted something, and beside `postgres=` the variable had no effect."""
+    dsn = "postgresql://db/tracker"
+
+    def schema(**overrides: Any) -> str:
+        service: Any = Service.from_env("tracker", prometheus=CollectorRegistry(), **overrides)
+        assert service.registry.schema == service._life._configuration.postgres.schema_name
+        return service.registry.schema
+
+    monkeypatch.setenv("SIDINGS_POSTGRES", dsn)
+    assert schema() == "sidings"
+    assert schema(schema="tracking") == "tracking"
+    monkeypatch.setenv("SIDINGS_SCHEMA", "tracking")
+    assert schema() == "tracking"
+    assert schema(schema="other") == "other"
+    assert schema(postgres=dsn) == "tracking"
+    assert schema(postgres=dsn, schema="other") == "other"
+    assert schema(postgres=PostgresSettings(dsn=dsn)) == "tracking"
+    assert schema(postgres=PostgresSettings(dsn=dsn), schema="other") == "other"
+    assert schema(postgres=PostgresSettings(dsn=dsn, schema_name="own")) == "own"
+    with pytest.raises(ConfigurationError, match="schema='other' contradicts"):
+        schema(postgres=PostgresSettings(dsn=dsn, schema_name="own"), schema="other")
+    with pytest.raises(ConfigurationError, match="schema='No Good' is not usable"):
+        schema(schema="No Good")
+    monkeypatch.delenv("SIDINGS_POSTGRES")
+    assert schema(postgres=dsn) == "tracking"
 
 
 async def test_what_needs_a_database_says_so():
