@@ -15,6 +15,8 @@ __all__ = ["Supervisor", "only_error", "relax_collector", "stop_signals"]
 
 log = logging.getLogger("sidings.service")
 
+_END_SECONDS = 5.0  # for parts that have been told to end
+
 
 class Supervisor:
     """``async with Supervisor() as supervisor``: the unexpected end of a part cancels the block, which stops the other
@@ -28,6 +30,7 @@ class Supervisor:
         self._failure: asyncio.Future[None] | None = None
         self._failed: Exception | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._watching: dict[asyncio.Task[None], str] = {}  # what each of them watches
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -42,6 +45,7 @@ class Supervisor:
     ) -> None:
         assert self._watcher is not None
         self._watcher.cancel()
+        abandoning = asyncio.get_running_loop().call_later(_END_SECONDS, self._abandon)
         try:
             await self._group.__aexit__(kind, error, traceback)
         except BaseException as raised:
@@ -49,11 +53,15 @@ class Supervisor:
             # the next stack around it would go through these for ever.
             if raised is not error:
                 raise
+        finally:
+            abandoning.cancel()
 
     def watch(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a part. Whoever stops the service ends it; it is not cancelled because another part has failed."""
         part = asyncio.create_task(work, name=f"sidings: {what}")
-        self._group.create_task(self._watch_part(what, part), name=f"sidings: watching {what}")
+        watching = self._group.create_task(self._watch_part(what, part), name=f"sidings: watching {what}")
+        self._watching[watching] = what
+        watching.add_done_callback(self._watching.pop)
         return part
 
     def fail(self, error: Exception) -> None:
@@ -71,6 +79,12 @@ class Supervisor:
         error = None if part.cancelled() else part.exception()
         self.failures.append(f"{what} has ended unexpectedly, and the service has to be ended")
         raise error or RuntimeError(f"{what} has ended although nobody asked it to")
+
+    def _abandon(self) -> None:
+        """Wait no longer for parts that do not end, as where a handler takes no notice of its cancellation."""
+        for watching, what in self._watching.items():
+            log.error("%s has not ended: the service stops without it", what)
+            watching.cancel()
 
     async def _watch_failure(self) -> None:
         assert self._failure is not None

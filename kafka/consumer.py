@@ -125,7 +125,7 @@ class Consumer(ConsumerRebalanceListener):
         """Take up nothing more, and return when the transactions under way have ended. Safe to call twice."""
         self._stopping.set()
         if not await set_within(self._drained, timeout):
-            log.warning("a batch was still under way after %s s: it is rolled back", timeout)
+            log.warning("messages were still under way after %s s: what handles them is cancelled", timeout)
             self.cancel()
 
     def renew(self) -> None:
@@ -143,6 +143,10 @@ class Consumer(ConsumerRebalanceListener):
     def includes(self, task: "asyncio.Task[Any] | None") -> bool:
         """Whether it is one of those that run handlers, or serve them."""
         return task in self._tasks
+
+    def handled_now(self) -> list[str]:
+        """The messages whose handlers run; of each list the first."""
+        return [f"{p.origin} offset {offset}" for p in self._partitions() for offset in sorted(p.calls)]
 
     def leave(self) -> None:
         """Leave the group: `run` returns soon."""

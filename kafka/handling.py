@@ -203,6 +203,7 @@ class Handling:
         """One call of the handler."""
         token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
         forks, task = forks_so_far(), asyncio.current_task()
+        partition.calls.add(messages[0].offset)
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
             tx.check_awaited()
@@ -233,6 +234,7 @@ class Handling:
                 raise asyncio.CancelledError from error
             raise BatchFailed(failure, index) from error
         finally:
+            partition.calls.discard(messages[0].offset)
             partition.deaf.discard(messages[0].offset)
             end_if_forked(forks, sys.exception())
             current_work.reset(token)

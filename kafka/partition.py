@@ -78,7 +78,8 @@ class Partition:
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
-    unreadable: what is to be told of what cannot be read; deaf: offsets whose handlers go on after their timeout.
+    unreadable: what is to be told of what cannot be read; calls: offsets whose handlers run, of lists the first;
+    deaf: those that go on after their timeout.
     idle_at: when the client was last asked for more and had nothing of it; answered_at: when it was first seen then
     that Kafka had answered again, at `answered` by the client's clock, which somebody may set."""
 
@@ -87,6 +88,7 @@ class Partition:
         "answered_at",
         "began",
         "beyond",
+        "calls",
         "careful",
         "cuts",
         "deaf",
@@ -125,6 +127,7 @@ class Partition:
         self.suspect = False
         self.careful = 0
         self.unreadable: str | None = None
+        self.calls: set[int] = set()
         self.deaf: set[int] = set()
         self.undone = False  # a transaction of it was not committed, or nobody knows; and none since
         self.idle_at = self.answered_at = self.since
@@ -165,7 +168,7 @@ class Partition:
         self.next_offset, self.outside, self.beyond = former.next_offset, former.outside, former.beyond
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
-        self.began, self.undone = former.began, former.undone
+        self.began, self.undone, self.calls = former.began, former.undone, former.calls
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""

@@ -28,6 +28,7 @@ log = logging.getLogger("sidings.service")
 
 _DRAIN_SECONDS = 5.0  # for the batch at work; a longer one is rolled back, which costs nothing but its repetition
 _LEAVE_SECONDS = 10.0
+_END_SECONDS = 5.0  # for the consumer, once it has been cancelled
 _HURRY_SECONDS = 0.1
 _IDLE_SECONDS = 30.0  # a consumer of the author's own has joined its group by then
 
@@ -363,3 +364,10 @@ async def _leave_group(consumer: Consumer, consuming: asyncio.Task[None]) -> Non
         await asyncio.wait([consuming], timeout=_LEAVE_SECONDS)
     finally:
         consuming.cancel()
+    _, deaf = await asyncio.wait([consuming], timeout=_END_SECONDS)
+    if deaf and (handled := consumer.handled_now()):
+        log.error(
+            "stopped although handlers of messages take no notice of their cancellation: %s; their process cannot end "
+            "before they do: let CancelledError pass",
+            ", ".join(handled[:5]),
+        )

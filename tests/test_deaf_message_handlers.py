@@ -8,7 +8,7 @@ from sidings import Message, Retry, Transaction
 from tenacity import stop_never, wait_none
 
 from .consumer_support import Number, a_service, produce
-from .support import eventually
+from .support import SECONDS, eventually
 
 
 @pytest.mark.parametrize("way", ["stateless", "aside"])
@@ -50,3 +50,52 @@ async def test_health_tells_of_a_handler_that_goes_on_after_its_timeout(
         finally:
             over.set()
         await eventually(lambda: not service.problems(), service.problems)
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_a_stop_ends_without_a_handler_that_takes_no_notice_of_it(
+    effects, topic, sidings_kafka, monkeypatch, caplog, stateless
+):
+    """It never ended, and the log said nothing."""
+    for limit in ("life._DRAIN_SECONDS", "life._LEAVE_SECONDS", "life._END_SECONDS"):
+        monkeypatch.setattr(f"sidings.service.{limit}", 0.1)
+    monkeypatch.setattr("sidings.supervision._END_SECONDS", 0.1)
+    name = await topic()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+    begun, over, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def deaf(number: int) -> None:
+        if number == 0:
+            return
+        begun.set()
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+        left.set()
+
+    if stateless:
+
+        @service.consumer(name, stateless=True, dead_letter="dead")
+        async def handle(message: Message[Number]) -> None:
+            await deaf(message.value.n)
+    else:
+
+        @service.consumer(name)
+        async def handle_too(message: Message[Number], tx: Transaction) -> None:
+            await deaf(message.value.n)
+
+    await produce(sidings_kafka, name, [0, 1])
+    await service.__aenter__()
+    consuming = next(task for task in asyncio.all_tasks() if task.get_name() == "sidings: the consumer")
+    try:
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        await asyncio.wait_for(service.__aexit__(None, None, None), SECONDS)
+        assert not consuming.done()
+        assert f"take no notice of their cancellation: {name}/0 offset 1;" in caplog.text
+        assert "the consumer has not ended: the service stops without it" in caplog.text
+        assert "rolled back" not in caplog.text
+    finally:
+        over.set()
+    await asyncio.wait_for(left.wait(), SECONDS)
+    await asyncio.wait([consuming], timeout=SECONDS)
+    assert consuming.done()
