@@ -112,7 +112,8 @@ class ForeignSchema(SchemaError):
 
 
 class EnqueueError(SidingsError):
-    """A job cannot be stored. Nothing has been written; the caller's transaction is still usable."""
+    """A job cannot be stored. Nothing has been written; the caller's transaction is still usable, unless the message
+    says that it has to be rolled back."""
 
 
 class UnknownJobType(EnqueueError):
@@ -124,7 +125,8 @@ class InvalidPayload(EnqueueError):
 
 
 class MissingOrigin(EnqueueError):
-    """No origin was given and none can be derived; nothing has been written.
+    """No origin was given and none can be derived; nothing has been written. Where the message says that the row of a
+    home went away meanwhile, the transaction has to be rolled back.
 
     Outside of a consumer's or job's handler, give ``origin=``. For a type with a home, and in `Service.origin_for`, the
     number of the topic's partitions is not known yet: start a service that consumes the topic, or names it in

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import asyncpg
 
-from ..errors import EnqueueError, NotInTransaction, SchemaError, SchemaMissing, SchemaTooOld
+from ..errors import EnqueueError, MissingOrigin, NotInTransaction, SchemaError, SchemaMissing, SchemaTooOld
 from ..schema import load_sql
 from .transaction import Connection, Transaction
 
@@ -151,7 +151,7 @@ class Way(NamedTuple, Generic[C, R]):
 async def store(connection: Transaction | AnyConnection, statement: Statement) -> Rows:
     """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
     `NotInTransaction` for one in autocommit; nothing has been sent then. `SchemaError` where the tables are not there,
-    which spoils the transaction."""
+    `MissingOrigin` where the row of a home went away meanwhile: these spoil the transaction."""
     autocommit, remedy, run, connect = _way(type(connection), statement.storing)
     opened = connection if connect is None else await connect(connection)
     if autocommit(opened):
@@ -159,7 +159,7 @@ async def store(connection: Transaction | AnyConnection, statement: Statement) -
     try:
         return await run(opened, statement) if statement.jobs else ()
     except Exception as error:
-        if (told := _of_schema(error, statement)) is not None:
+        if (told := _told(error, statement)) is not None:
             raise told from error
         raise
 
@@ -173,7 +173,7 @@ def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
     try:
         return run(opened, statement) if statement.jobs else ()
     except Exception as error:
-        if (told := _of_schema(error, statement)) is not None:
+        if (told := _told(error, statement)) is not None:
             raise told from error
         raise
 
@@ -222,15 +222,23 @@ def _in_autocommit(storing: Storing, remedy: str) -> NotInTransaction:
 
 # SQLSTATEs: undefined table, schema, function, column.
 _MISSING = {"42P01": SchemaMissing, "3F000": SchemaMissing, "42883": SchemaTooOld, "42703": SchemaTooOld}
+_NULL = "23502"  # in a column that has to have a value
 
 
-def _of_schema(error: Exception, statement: Statement) -> SchemaError | None:
+def _told(error: Exception, statement: Statement) -> SchemaError | MissingOrigin | None:
     """What to tell where Postgres misses what is ours, by any driver's error; None where that is not what it says."""
     inner: Any = getattr(error, "orig", None) or error  # SQLAlchemy's
     if not hasattr(inner, "sqlstate"):
         inner = error.__cause__  # Django's
-    kind = _MISSING.get(getattr(inner, "sqlstate", None) or "")
+    state = getattr(inner, "sqlstate", None) or ""
     schema, text = statement.schema, str(inner).partition("\n")[0]
+    # In any language. A column of the user's, or a trigger, may refuse a null, too.
+    if state == _NULL and statement.name == "insert_home_jobs" and {"origin", "job"} <= set(re.findall(r"\w+", text)):
+        return MissingOrigin(
+            f"jobs have their home in {statement.arguments[1]!r}, whose row in {schema}.topic went away while they "
+            "were stored: roll the transaction back, and repeat it once a service that consumes the topic has started"
+        )
+    kind = _MISSING.get(state)
     # A trigger of the user's may lack something, too.
     if kind is None or not any(name in text for name in (f"{schema}.", f'"{schema}"', 'relation "job"')):
         return None

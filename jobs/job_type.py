@@ -205,7 +205,9 @@ class JobType(Generic[P]):
     ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; all or none are stored.
 
-        Arguments and errors are those of `enqueue`; there is no `group` and no `unique_key`.
+        Arguments and errors are those of `enqueue`; there is no `group` and no `unique_key`. If the row of the type's
+        `home` goes away from ``sidings.topic`` meanwhile, `MissingOrigin` says that the transaction has to be rolled
+        back.
 
         Returns:
             The jobs' ids, in the order of `payloads`.

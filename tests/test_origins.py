@@ -219,6 +219,47 @@ async def test_jobs_of_a_type_with_a_home_go_where_their_groups_belong(database:
     assert [row["position"] is None for row in rows] == [False] * 22 + [True]
 
 
+FORGOTTEN = """
+    CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW."group" = 't-1' THEN
+            DELETE FROM sidings.topic;
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER forget BEFORE INSERT ON sidings.job FOR EACH ROW EXECUTE FUNCTION forget()
+"""
+
+
+@pytest.mark.parametrize("name", [*WAYS, "Transaction"])
+async def test_where_the_home_is_forgotten_meanwhile_none_of_many_jobs_is_stored(database: str, name: str):
+    """Those before it were, and their ids were all that came back."""
+    ride = Registry().job(name="ride", group="transport", home="positions", payload=Ride)(lambda job: None)
+    rides = [Ride(transport=f"t-{n}") for n in range(5)]
+    async with connected(database) as connection:
+        await connection.execute(f"{KNOWN}; {FORGOTTEN}")
+    async with opened("asyncpg" if name == "Transaction" else name, database) as way:
+        await way.begin()
+        if name == "Transaction":
+            way.connection = Transaction(way.connection)
+        with pytest.raises(MissingOrigin, match=r"'positions'.*sidings\.topic.*roll the transaction back"):
+            await way.enqueue_many(ride, rides)
+        if name == "Transaction":
+            way.connection = way.connection.connection
+        await way.end("COMMIT")  # of one who goes on all the same
+    assert await fetch(database, "SELECT id FROM sidings.job") == []
+    assert await value(database, "SELECT count(*) FROM sidings.topic") == 1
+
+
+async def test_a_row_that_a_trigger_refuses_is_not_taken_for_a_missing_home(database: str):
+    ride = Registry().job(name="ride", group="transport", home="positions", payload=Ride)(lambda job: None)
+    async with connected(database) as connection:
+        await connection.execute(KNOWN)
+        await connection.execute("ALTER TABLE sidings.job ADD origin_of text NOT NULL")
+        with pytest.raises(asyncpg.NotNullViolationError, match="origin_of"):
+            async with connection.transaction():
+                await ride.enqueue_many(connection, [Ride(transport="a")])
+
+
 async def test_executors_of_the_home_are_told(database: str):
     registry = Registry()
     ride = registry.job(name="ride", group="transport", home="positions", payload=Ride)(lambda job: None)
