@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, from_json
 
 from ..errors import ConfigurationError, InvalidPayload
 from .job import P
@@ -41,7 +41,7 @@ __all__ = ["Payloads", "adapter_of"]
 T = TypeVar("T")
 
 _NO_NUMBER = (
-    "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
+    "it holds a float that is NaN or infinite, for which JSON has no form: give its model "
     "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
 )
 _LONG = 400  # bytes: what is shorter is nested by 200 at most
@@ -108,12 +108,13 @@ class Payloads(Generic[P]):
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
                     )
-                if may_hold_nan and b"null" in text and self._loses_numbers(checked, text):
-                    raise ValueError(_NO_NUMBER)
                 if may_have_keys and HALF[0] in text and HALF in text and self._has_half_characters(checked):
                     raise ValueError("it holds a key with half a character (a lone surrogate): correct its decoding")
                 if len(text) > _LONG and (too_much := too_much_in(checked, text, nested=self._may_be_nested)):
                     raise ValueError(too_much)
+                lacking = may_hold_nan and (b"null" in text or b"NaN" in text or b"Infinity" in text)
+                if lacking and self._loses_numbers(checked, text):
+                    raise ValueError(_NO_NUMBER)
                 if may_be_other and (other := self._other_in(checked, text)):
                     raise ValueError(other)
                 texts.append(text)
@@ -201,7 +202,12 @@ class Payloads(Generic[P]):
         )
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
-        """Whether the handler would find None where there is a float that JSON has no form for."""
+        """Whether the handler would find None where there is a float that JSON has no form for; or Postgres what is no
+        JSON, which spoils the transaction."""
+        if (b"NaN" in text or b"Infinity" in text) and not _is_json(text):  # in a text they may well stand
+            return True
+        if b"null" not in text:
+            return False
         held = not_finite(self._held_by(checked))
         return held > 0 and held > not_finite(self._held_by(self.load(text.decode())))
 
@@ -210,3 +216,11 @@ class Payloads(Generic[P]):
 
     def _dump(self, checked: P) -> Callable[..., object]:
         return partial(self._adapter.dump_python, checked, round_trip=True)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return False
+    return True

@@ -30,6 +30,10 @@ class AsText(Price):
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
+class AsConstant(Price):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
 @pytest.mark.parametrize(
     ("price", "arrives"),
     [
@@ -39,6 +43,9 @@ class AsText(Price):
         (Price(before=math.nan), False),  # was held as one that does not validate, when it came to run
         (Price(cents=1.5, of={"a": None}, remark="NaN"), True),
         (AsText(cents=math.inf, before=-math.inf), True),
+        (AsConstant(cents=math.nan), False),  # Postgres refused it, and with it all that the transaction had done
+        (AsConstant(of={"a": [1.0, -math.inf]}), False),
+        (AsConstant(cents=1.5, remark='"NaN", Infinity'), True),
     ],
     ids=str,
 )
@@ -56,6 +63,7 @@ async def test_a_number_does_not_become_none_on_its_way(database: str, price: Pr
         else:
             with pytest.raises(InvalidPayload, match=r"NaN or infinite|valid number"):
                 await bill.enqueue_many(connection, [price], origin=ORIGIN)
+            await connection.execute("SELECT 1")  # the transaction is still usable
     await drain(database, registry)
     assert got == ([price] if arrives else [])
 

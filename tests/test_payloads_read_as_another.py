@@ -339,7 +339,7 @@ class Tidy(BaseModel):
 
 
 class Weighed(BaseModel):
-    model_config = ConfigDict(ser_json_inf_nan="constants")
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     names: set[Annotated[str, AfterValidator(str.strip)]]
     weight: float
