@@ -88,6 +88,8 @@ def _is_in_doubt(parts: Schema, refs: Mapping[object, object]) -> bool:
             scalars = [_scalar(kind) for kind in kinds if kind.get("type") not in _CONTAINERS]
             keys = {_resolved(kind["keys_schema"], refs).get("type") for kind in containers if "keys_schema" in kind}
             return len(keys) > 1 or _are_alike(scalars) or _are_alike(list(dict.fromkeys(held)))
+        case "tagged-union":
+            return callable(parts["discriminator"])  # it sees what JSON has made of a value
         case _ if "keys_schema" in parts:
             keys = _resolved(parts["keys_schema"], refs)
             match keys.get("type"):

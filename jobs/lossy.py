@@ -167,12 +167,15 @@ def loses_numbers(value: object, read: object) -> bool:
 
 def may_become_another(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may be read from its own JSON as another one: where a union has
-    several models, of which the first that fits best is taken, and where bytes are not read as they are written."""
+    several models, of which the first that fits best is taken; where a function chooses, which finds names in place of
+    aliases; and where bytes are not read as they are written."""
     return any(map(_may_become_another, parts_of(schema)))
 
 
 def _may_become_another(part: Schema) -> bool:
     if part.get("ser_json_bytes", "utf8") != part.get("val_json_bytes", "utf8"):
+        return True
+    if part.get("type") == "tagged-union" and callable(part["discriminator"]):
         return True
     if part.get("type") != "union":
         return False

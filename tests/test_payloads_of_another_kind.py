@@ -9,11 +9,21 @@ from decimal import Decimal
 from enum import Enum, StrEnum
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, SerializeAsAny, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    RootModel,
+    SerializeAsAny,
+    Tag,
+    TypeAdapter,
+)
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, limits
@@ -63,6 +73,15 @@ class Amounts(RootModel[list[Decimal | str]]):
 @dataclass
 class Named:
     id: UUID | str
+
+
+Price = Annotated[
+    Annotated[Decimal, Tag("Decimal")] | Annotated[str, Tag("str")], Discriminator(lambda value: type(value).__name__)
+]
+
+
+class Priced(BaseModel):
+    price: Price
 
 
 AT, ID = datetime(2030, 1, 2, tzinfo=UTC), UUID(int=7)
@@ -117,6 +136,8 @@ AT, ID = datetime(2030, 1, 2, tzinfo=UTC), UUID(int=7)
         (list[Decimal] | list[str], ["x"], None),
         (dict[int | str, Any], {"a": [AT, {1: 2}]}, ...),
         (dict[int | str, Any], {1: AT}, "a int of which the handler would get a str"),
+        (Priced, Priced(price="by hand"), None),
+        (Priced, Priced(price=Decimal("1.5")), "in price a Decimal of which the handler would get a str"),
         (Decimal | int, 1, None),
         (date | datetime, AT, None),
     ],

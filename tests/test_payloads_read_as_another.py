@@ -16,11 +16,13 @@ from pydantic import (
     AliasPath,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PlainSerializer,
     PlainValidator,
     PrivateAttr,
     SecretStr,
+    Tag,
     TypeAdapter,
     ValidationError,
     field_validator,
@@ -94,6 +96,44 @@ class Both(Written):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
+class Pickup(BaseModel):
+    stop: int = 1
+
+
+class Delivery(BaseModel):
+    stop: int = 1
+    floor: int = Field(1, alias="FLOOR")
+
+
+def by_floor(value: Any) -> str:
+    is_delivery = "FLOOR" in value if isinstance(value, dict) else isinstance(value, Delivery)
+    return "delivery" if is_delivery else "pickup"
+
+
+class Stop(BaseModel):
+    of: Annotated[Annotated[Pickup, Tag("pickup")] | Annotated[Delivery, Tag("delivery")], Discriminator(by_floor)]
+
+
+class Loud(BaseModel):
+    model_config = ConfigDict(alias_generator=str.upper, populate_by_name=True)
+
+
+class Bus(Loud):
+    kind_of: Literal["bus"] = "bus"
+
+
+class Tram(Loud):
+    kind_of: Literal["tram"] = "tram"
+
+
+def its_kind(value: Any) -> Any:
+    return value.get("KIND_OF") if isinstance(value, dict) else value.kind_of
+
+
+class Ridden(BaseModel):
+    by: Annotated[Annotated[Bus, Tag("bus")] | Annotated[Tram, Tag("tram")], Discriminator(its_kind)]
+
+
 @pytest.mark.parametrize(
     ("kind", "payload", "arrives"),
     [
@@ -114,6 +154,9 @@ class Both(Written):
         (Written, Written(document=b"bill"), False),  # was base64 of it
         (Written, Written(document=b"", pages=[b"1"]), False),
         (Both, Both(document=b"\xff", pages=[b"1"]), True),
+        (Stop, Stop(of=Pickup()), True),
+        (Stop, Stop(of=Delivery()), False),  # names are stored, and its function looks for an alias
+        (Ridden, Ridden(by=Tram()), False),  # could not be read
     ],
     ids=str,
 )
