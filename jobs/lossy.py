@@ -131,7 +131,7 @@ def _may_hold_floats(part: Schema) -> bool:
     match part:
         case {"type": "enum"}:
             return any(isinstance(member.value, float) for member in cast(list[Enum], part["members"]))
-        case {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
+        case _ if _takes_more(part):
             return True
         case _:
             return isinstance(kind := part.get("type"), str) and kind not in _WITHOUT_FLOATS
@@ -211,8 +211,10 @@ def _may_be_unreadable(part: Schema) -> bool:
 def may_change(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may be read from its own JSON with other values in it: where a
     validator, or what runs when a model has been made, changes again what it has changed before; where a field's alias
-    is the name of another one; and where times are numbers, of which it is guessed what they count."""
-    return any(map(_may_change, parts_of(schema)))
+    is the name of another one, or may be that of an extra value; and where times are numbers, of which it is guessed
+    what they count."""
+    parts = list(parts_of(schema))
+    return any(map(_may_change, parts)) or (any(map(_takes_more, parts)) and any(map(_has_other_names, parts)))
 
 
 def _may_change(part: Schema) -> bool:
@@ -243,15 +245,30 @@ def runs_again(schema: object) -> bool:
             return True
 
 
-def _has_names_as_aliases(schema: Schema) -> bool:
-    match schema:
+def _takes_more(part: Schema) -> bool:
+    """Whether values are kept of which the model has no field."""
+    return "allow" in (part.get("extra_behavior"), part.get("extra_fields_behavior"))
+
+
+def _has_names_as_aliases(part: Schema) -> bool:
+    aliases = _aliases(part)
+    return any((names & aliases.keys()) - {name} for name, names in aliases.items())
+
+
+def _has_other_names(part: Schema) -> bool:
+    return any(names - {name, None} for name, names in _aliases(part).items())
+
+
+def _aliases(part: Schema) -> dict[object, set[object]]:
+    """Of each field in it what `_first_names` tells."""
+    match part:
         case {"type": "model-fields" | "typed-dict"}:
-            fields = cast(Mapping[str, Mapping[str, object]], schema["fields"])
+            fields = dict(cast(Mapping[object, Schema], part["fields"]))
         case {"type": "dataclass-args"}:
-            fields = {part["name"]: part for part in cast(list[Mapping[str, object]], schema["fields"])}
+            fields = {field["name"]: field for field in cast(list[Schema], part["fields"])}
         case _:
-            return False
-    return any((_first_names(part.get("validation_alias")) & fields.keys()) - {name} for name, part in fields.items())
+            return {}
+    return {name: _first_names(field.get("validation_alias")) for name, field in fields.items()}
 
 
 def _first_names(alias: object) -> set[object]:
@@ -378,8 +395,9 @@ def _tidied(value: object) -> object:
 
 
 def same_but_for_order(text: bytes, other: bytes) -> bool:
-    """Whether these are the same JSON, of which lists, as those of sets, may come in any order."""
-    return repr(_in_order(json.loads(text))) == repr(_in_order(json.loads(other)))
+    """Whether these are the same JSON, of which lists, as those of sets, may come in any order. With a key twice, as of
+    a field and an extra value, it is longer."""
+    return len(text) == len(other) and repr(_in_order(json.loads(text))) == repr(_in_order(json.loads(other)))
 
 
 def is_other(text: bytes, other: bytes) -> bool:

@@ -198,7 +198,7 @@ class Payloads(Generic[P]):
         return (
             f"the handler would get other values{names and f' of {names}'}, for its model changes them when they are "
             "read: let validators, and what runs when it is made, leave as it is what they have made before, times be "
-            "written as texts (without ser_json_temporal), and no alias be the name of another field"
+            "written as texts (without ser_json_temporal), and no alias be the name of another field or value"
         )
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
