@@ -202,8 +202,8 @@ class ActionRefused(AdministrationError):
 class Busy(AdministrationError):
     """Somebody else's transaction holds a row that is needed. Try again.
 
-    Of what is done in several transactions (`Admin.clear_group`, `Outbox.release`, `Outbox.discard`) a part may be
-    done: the message says how much.
+    Of what is done in several transactions (`Admin.each`, `Admin.clear_group`, `Outbox.release`, `Outbox.discard`) a
+    part may be done: the message says how much.
     """
 
 

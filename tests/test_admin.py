@@ -17,7 +17,7 @@ from sidings.jobs import OutcomeName, Transaction
 from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, fence, slow_updates, some_jobs, the_job
-from .faulty_proxy import Moment, proxied
+from .faulty_proxy import KINDS, Moment, proxied
 from .guide import DOCS, block, run
 from .support import ORIGIN, SECONDS, connected, eventually, fetch, history, jobs_left, value
 
@@ -314,6 +314,42 @@ async def test_executors_get_a_rest_from_what_is_done_to_many_jobs(
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(admin.clear_group(ORIGIN, GROUP), 0.5)
     assert await jobs_left(database) == 1
+
+
+async def test_who_acts_on_many_jobs_is_told_how_many_were_done_before_somebody_was_in_the_way(
+    database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+):
+    """It said only that nothing had changed, after thousands of jobs had."""
+    monkeypatch.setattr("sidings.jobs.admin.admin._ACTED_ON_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 0.0)
+    await a_holder(database, ORIGIN, "others/0")
+    ids = [*await some_jobs(database, 2), *await some_jobs(database, 2, origin="others/0")]
+    doing = admin.each("cancel", ids)
+    async with connected(database) as other, other.transaction():
+        await other.execute("SELECT FROM sidings.origin WHERE origin = 'others/0' FOR UPDATE")
+        assert [(await anext(doing)).job_id for _ in range(2)] == ids[:2]
+        with pytest.raises(Busy, match=r"^2 of 4 jobs are dealt with, .*; with the rest: .*nothing has changed"):
+            await anext(doing)
+    assert await jobs_left(database) == 2
+
+
+async def test_what_was_done_to_many_jobs_is_told_also_where_postgres_goes_away_behind_it(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """How a job ended is only looked up: because of that nothing was said of what had been committed."""
+    monkeypatch.setitem(KINDS, "how it ended", re.compile(r"SELECT sidings\.no_such_job\("))
+    ended = await some_jobs(database, 2)
+    waiting = await a_job(database)
+    async with proxied(database) as proxy, connected(proxy.dsn) as connection:
+        admin = Admin(connection, actor="alice")
+        assert [done.error async for done in admin.each("cancel", ended)] == [None, None]
+        proxy.arm("how it ended", Moment.BEFORE)
+        done = [done async for done in admin.each("cancel", [*ended, waiting])]
+    assert [(one.job_id, type(one.error)) for one in done] == [
+        *((id, JobNotFound) for id in ended),
+        (waiting, type(None)),
+    ]
+    assert await jobs_left(database) == 0
 
 
 async def test_what_cannot_be_done_to_many_jobs_is_refused(database: str, admin: Admin):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import asyncpg
 
-from ...errors import ActionRefused, Busy, ConfigurationError, JobNotFound, PostgresUnavailable
+from ...errors import ActionRefused, AdministrationError, Busy, ConfigurationError, JobNotFound, PostgresUnavailable
 from ..job import JobId
 from ..outcome import OutcomeName
 from .calls import Calls, Database, refused
@@ -329,7 +329,8 @@ class Admin:
                 print(done.job_id, done.error or "released")
 
         2,000 jobs are one transaction, with a rest of a second behind it in which executors get on; one by one, they
-        would get to nothing else. What has been yielded stays done, whatever comes after.
+        would get to nothing else. What has been yielded stays done, whatever comes after; an error then says of how
+        many jobs that is.
 
         Args:
             action: That of `cancel`, `discard`, `retry_now` or `release`.
@@ -337,6 +338,10 @@ class Admin:
         Yields:
             For each job, in the order given: what these methods raise for one job stands in `ActedOn.error`, and the
             others are done.
+
+        Raises:
+            ActionRefused: There is no such action.
+            Busy: Somebody else's transaction is in the way of the next 2,000. Try again with those that are left.
         """
         ids, took, told = list(dict.fromkeys(job_ids)), 0.0, 0
         for first in range(0, len(ids), _ACTED_ON_AT_ONCE):
@@ -344,14 +349,24 @@ class Admin:
                 await asyncio.sleep(max(_REST_SECONDS, took))
             some = ids[first : first + _ACTED_ON_AT_ONCE]
             began = time.monotonic()
-            rows = {row["job"]: row for row in await self._calls.act("act_on_jobs", action, some, self._actor, reason)}
+            try:
+                done = await self._calls.act("act_on_jobs", action, some, self._actor, reason)
+            except (AdministrationError, PostgresUnavailable) as error:
+                if first:
+                    before = f"{first} of {len(ids)} jobs are dealt with, and stay so"
+                    raise type(error)(f"{before}; with the rest: {error}") from error
+                raise
+            rows = {row["job"]: row for row in done}
             took = time.monotonic() - began
             for id in some:
                 state, code = rows[id]["state"], rows[id]["code"]
                 error = None if code is None else refused(code, rows[id]["refusal"])
                 if isinstance(error, JobNotFound) and told < _ENDS_TOLD:
                     told += 1
-                    error = await self._how_it_ended(id) or error
+                    try:
+                        error = await self._how_it_ended(id) or error
+                    except PostgresUnavailable:  # what was done is done, and is to be told of
+                        told = _ENDS_TOLD  # it would have to be waited for again
                 yield ActedOn(id, None if state is None else JobState(state), error)
 
     async def _how_it_ended(self, job_id: int) -> JobNotFound | None:
@@ -359,7 +374,7 @@ class Admin:
             await self._calls.rows("no_such_job", job_id)
         except JobNotFound as error:
             return error
-        except Busy:
+        except (Busy, ActionRefused):  # the latter: of a role that may act, and not look into the history
             return None
 
     # -- groups ---------------------------------------------------------------------------------------------------
