@@ -1,6 +1,8 @@
 """`sidings outbox`: what waits for the relays, what fails, and what is parked."""
 
+import codecs
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +16,11 @@ from .output import Table, age, counted, document, note, print_json, table, unti
 from .session import Session, whoever_runs_this
 
 if TYPE_CHECKING:
-    from ..kafka.outbox.publish import FailingTopic, ParkedMessage
+    import asyncpg
 
-__all__ = ["OutboxTopic", "app", "parked_table", "print_topics", "topics", "topics_table"]
+    from ..kafka.outbox.publish import FailingTopic
+
+__all__ = ["OutboxTopic", "app", "parked_rows", "parked_table", "print_topics", "topics", "topics_table"]
 
 app = group("The outbox: what waits, fails or is parked, by topic; retry, release, discard.")
 
@@ -56,15 +60,15 @@ async def parked(
     as_json: Json = False,
 ) -> None:
     """Messages that Kafka refused, the oldest first, with the reason."""
-    async with session.outbox() as outbox:
-        found = await outbox.parked(topic, after=after, limit=limit)
-    more = found[-1].id if len(found) == limit else None
     if as_json:
-        print_json(session, messages=found, next=more)
+        async with session.outbox() as outbox:
+            messages = await outbox.parked(topic, after=after, limit=limit)
+        print_json(session, messages=messages, next=messages[-1].id if len(messages) == limit else None)
         return
+    found = await parked_rows(session, topic, after=after, limit=limit)
     _print_parked(session, found)
-    if more:
-        note(f"there may be more: add --after {more}")
+    if len(found) == limit:
+        note(f"there may be more: add --after {found[-1]['id']}")
 
 
 @command(app, "retry")
@@ -113,8 +117,7 @@ async def _choose(
         if len(ids) > 1 or verb != "send":
             ask(f"{verb} {counted(len(ids), 'parked message')}", yes=yes)
         return ids
-    async with session.outbox() as outbox:
-        _print_parked(session, await outbox.parked(topic, limit=10))
+    _print_parked(session, await parked_rows(session, topic, limit=10))
     # Each by its number, and no bound: numbers are given before a message waits, and any of them may be parked next.
     parked_now = [row["id"] for row in await session.rows("parked_ids", topic)]
     if not parked_now:
@@ -164,23 +167,38 @@ def topics_table(found: Sequence[OutboxTopic], now: datetime) -> Table:
     return ["topic", "waiting", "oldest", "parked", "next try in", "error"], rows
 
 
-def _print_parked(session: Session, found: "Sequence[ParkedMessage]") -> None:
+def _print_parked(session: Session, found: "Sequence[asyncpg.Record]") -> None:
     table(*parked_table(found, session.now)) if found else note("no parked messages")
 
 
-def parked_table(found: "Sequence[ParkedMessage]", now: datetime) -> Table:
-    """A row for each."""
+async def parked_rows(
+    session: Session, topic: str | None, *, after: int = 0, limit: int = 100
+) -> "list[asyncpg.Record]":
+    """Parked messages without what only --json shows: a page of them may hold hundreds of megabytes."""
+    return await session.rows("parked_rows", topic, after, limit)
+
+
+def parked_table(found: "Sequence[asyncpg.Record]", now: datetime) -> Table:
+    """A row for each of `parked_rows`."""
     columns = ["id", "topic", "key", "bytes", "published ago", "parked ago", "error"]
     rows = [
         (
-            m.id,
-            m.topic,
-            document(m.key),
-            len(m.value or b""),
-            age(m.published_at, now),
-            age(m.parked_at, now),
-            m.error,
+            row["id"],
+            row["topic"],
+            _key(row["key"], goes_on=row["key_goes_on"]),
+            row["bytes"] or 0,
+            age(row["published_at"], now),
+            age(row["parked_at"], now),
+            row["error"],
         )
-        for m in found
+        for row in found
     ]
     return columns, rows
+
+
+def _key(beginning: bytes | None, *, goes_on: bool) -> str | None:
+    if not goes_on or beginning is None:
+        return document(beginning)
+    with suppress(UnicodeDecodeError):  # not of a character that is cut off
+        beginning = codecs.getincrementaldecoder("utf-8")().decode(beginning).encode()
+    return f"{document(beginning)}…"

@@ -275,9 +275,8 @@ async def _ended(session: Session, request: Request) -> Page:
 async def _outbox(session: Session, request: Request) -> Page:
     asked, now = _asked(request, "topic"), session.now
     after = _number("after", _one(request, "after") or "0", "a message")
-    async with session.outbox() as box:
-        parked = await box.parked(asked["topic"], after=after, limit=_ROWS)
-    more = _address("/outbox", {**asked, "after": str(parked[-1].id)}) if len(parked) == _ROWS else None
+    parked = await outbox.parked_rows(session, asked["topic"], after=after, limit=_ROWS)
+    more = _address("/outbox", {**asked, "after": str(parked[-1]["id"])}) if len(parked) == _ROWS else None
     found = await outbox.topics(session)
     return Page(
         "Outbox",

@@ -97,6 +97,7 @@ class FaultyProxy:
         self.refusing = False
         self.silent = False
         self.waiting = 0  # connections that are held
+        self.answered_bytes = 0  # what the server has sent and has been passed on
         self._passing = asyncio.Event()
         self._passing.set()
         self._answering = asyncio.Event()
@@ -269,6 +270,7 @@ class FaultyProxy:
                 await self._answering.wait()
             if not session.swallow:
                 writer.write(message)
+                self.answered_bytes += len(message)
                 await writer.drain()
             elif session.cut_at_ready and message[:1] == b"Z":
                 session.abort()

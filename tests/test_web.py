@@ -15,11 +15,11 @@ from sidings.cli.pages import pages
 from starlette.applications import Starlette
 
 from .admin_support import STATES, a_holder, a_job, some_jobs
-from .cli_support import EXECUTABLE, cli, executed, refused
+from .cli_support import EXECUTABLE, cli, cli_json, executed, refused
 from .faulty_proxy import Moment, proxied
 from .guide import block
 from .support import ORIGIN, a_role, connected
-from .test_cli import execute
+from .test_cli import a_parked_message, execute
 
 EVIL = "<script>alert('x')</script> & 100%/é"
 
@@ -152,6 +152,32 @@ async def test_a_payload_that_no_page_could_hold_is_shown_escaped(database: str,
     assert "<pre>" + "\n".join(lines) + "</pre>" in unescape(page)
     shown = (await cli(database, "jobs", "show", id)).stdout
     assert "".join(f"  {line}\n" for line in lines) in shown
+
+
+async def test_a_table_of_parked_messages_does_not_read_all_that_they_hold(database: str):
+    """A hundred of a megabyte each took longer through a slow link than a statement may, only to show their sizes. They
+    could not be released by their topic either."""
+    long = "repeat('é', 1000000)"
+    values = f"now(), 0, 'etas', convert_to('x' || {long}, 'utf8'), convert_to({long}, 'utf8'), {long}"
+    await execute(
+        database,
+        "INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error) "
+        f"SELECT n, {values} FROM generate_series(1, 3) n",
+    )
+    await a_parked_message(database, 4)
+    async with proxied(database) as proxy:
+        shown = (await cli(proxy.dsn, "outbox", "parked")).stdout
+        assert "send 4 parked messages for etas" in await refused(proxy.dsn, "outbox", "release", "--topic", "etas")
+        async with _browser(pages(PostgresSettings(dsn=proxy.dsn))) as browser:
+            page = await _page(browser, "/outbox")
+        assert proxy.answered_bytes < 100_000
+    _, *long_ones, short = [line.split() for line in shown.splitlines()]
+    assert [row[:4] for row in long_ones] == [[str(id), "etas", "x" + 99 * "é" + "…", "2000000"] for id in (1, 2, 3)]
+    assert [row[-1] for row in long_ones] == 3 * [2_000 * "é" + "…"]
+    assert (short[:4], short[-1]) == (["4", "etas", "k", "1"], "MessageSizeTooLargeError")
+    assert _cells(page)[-25::7] == ["2000000", "2000000", "2000000", "1"]
+    whole = (await cli_json(database, "outbox", "parked"))["messages"]
+    assert [len(message["error"]) for message in whole[:3]] == 3 * [1_000_000]
 
 
 async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.AsyncClient):
