@@ -49,7 +49,7 @@ async def reset(
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, 2h (ago), or a time.")],
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="Default: all; may be repeated.")
+        list[int] | None, typer.Option("--partition", "-p", help="Default: all with a stored offset; may be repeated.")
     ] = None,
     kafka: Annotated[str | None, typer.Option("--kafka", envvar="SIDINGS_KAFKA", metavar="HOST:PORT")] = None,
     by: By = None,
@@ -70,7 +70,12 @@ async def reset(
             f"no consumer has stored offsets of {topic}: `sidings consumers list` has the topics; those of a stateless "
             "consumer are in Kafka, reset the group there"
         )
-    meant = [row for row in rows if partition is None or row["partition"] in partition]
+    stored = {row["partition"] for row in rows}
+    if missing := set(partition or ()) - stored:
+        named = ", ".join(f"{topic}/{number}" for number in sorted(missing))
+        raise ActionRefused(f"there is no stored offset of {named}: nothing was done")
+    chosen = set(partition or ()) or await _those_of_kafka(settings, topic, stored)
+    meant = [row for row in rows if row["partition"] in chosen]
     table(*offsets_table(meant))
     ask(f"let the consumer of {topic} go on from {to} in {counted(len(meant), 'partition')}", yes=yes)
     done = await reset_offsets(
@@ -79,13 +84,26 @@ async def reset(
         settings.group or session.service,
         topic,
         where,
-        partitions=partition,
+        partitions=chosen,  # and no others, which nobody was asked about
         actor=by or whoever_runs_this(),
         reason=because,
     )
     for one in done:
         cancelled = f"; {one.cancelled} jobs cancelled, whose messages are delivered again" if one.cancelled else ""
         typer.echo(f"{topic}/{one.partition}: from {one.before} to {one.offset}{cancelled}")
+
+
+async def _those_of_kafka(settings: "KafkaSettings", topic: str, stored: set[int]) -> set[int]:
+    """Where no partition is named: those that Kafka still has. A topic that was made anew may have fewer."""
+    from ..kafka.reset import existing_partitions
+
+    there = stored & await existing_partitions(settings, topic)
+    if not there:
+        raise ActionRefused(f"Kafka has no partition of {topic} with a stored offset: nothing was done")
+    if gone := stored - there:
+        named = ", ".join(f"{topic}/{number}" for number in sorted(gone))
+        note(f"left as they are: {named}, which Kafka does not have")
+    return there
 
 
 def _kafka(bootstrap: str | None) -> "KafkaSettings":

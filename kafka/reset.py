@@ -26,7 +26,7 @@ from .partition import Partition, State
 from .settings import KafkaSettings
 from .topic_ids import ask_topic_ids
 
-__all__ = ["Reset", "ResetTo", "ResetWatch", "reset_offsets"]
+__all__ = ["Reset", "ResetTo", "ResetWatch", "existing_partitions", "reset_offsets"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -151,6 +151,15 @@ async def _targets(
             )
     cuts = {tp.partition: cut for tp, cut in ends.items() if cut < known[tp]["next_offset"]}
     return {tp.partition: found[tp] for tp in tps}, cuts, topic_id
+
+
+async def existing_partitions(kafka: KafkaSettings, topic: str) -> set[int]:
+    """The partitions that Kafka has of `topic`; none where it does not exist. Raises `KafkaUnavailable`."""
+    try:
+        async with asyncio.timeout(kafka.request_seconds):
+            return await _partitions(kafka, topic)
+    except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        raise KafkaUnavailable(f"the offsets of {topic!r} could not be asked for: {error!r}") from error
 
 
 async def _partitions(kafka: KafkaSettings, topic: str) -> set[int]:

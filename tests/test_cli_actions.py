@@ -452,3 +452,29 @@ async def test_a_consumer_goes_on_where_it_is_told(database: str, sidings_kafka:
     assert "--to 'soon'" in await refused(
         database, "consumers", "reset", name, "--to", "soon", "--kafka", sidings_kafka, exit_code=2
     )
+
+
+async def test_only_the_partitions_are_reset_that_a_person_was_asked_about(database: str, sidings_kafka: str, topic):
+    """Those without a stored offset were reset, too, and nobody had been asked: `--to latest` passed them over."""
+    name = await topic("positions", partitions=3)
+    await execute(
+        database,
+        "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) "
+        f"SELECT '{name}', n, 5 FROM unnest(ARRAY[0, 1, 7]) n",  # it had more partitions once
+    )
+    offsets = "SELECT partition, next_offset FROM sidings.consumer_offset ORDER BY partition"
+    reset = ("consumers", "reset", name, "--to", "latest", "--kafka", sidings_kafka)
+    for partitions in ((2,), (0, 2)):
+        options = [option for partition in partitions for option in ("--partition", partition)]
+        text = await refused(database, *reset, *options, "--yes")
+        assert f"no stored offset of {name}/2: nothing was done" in text
+    assert "in 2 partitions; nothing was done" in await refused(database, *reset)
+    assert [tuple(row) for row in await fetch(database, offsets)] == [(0, 5), (1, 5), (7, 5)]
+    result = await cli(database, *reset, "--yes")
+    assert result.stdout.endswith(f"{name}/0: from 5 to 0\n{name}/1: from 5 to 0\n")
+    assert f"left as they are: {name}/7, which Kafka does not have" in result.stderr
+    assert [tuple(row) for row in await fetch(database, offsets)] == [(0, 0), (1, 0), (7, 5)]
+    text = await refused(database, *reset, "--partition", 7, "--yes", exit_code=2)
+    assert "has the partitions [0, 1, 2]" in text
+    await execute(database, "DELETE FROM sidings.consumer_offset WHERE partition <> 7")
+    assert f"Kafka has no partition of {name} with a stored offset" in await refused(database, *reset, "--yes")
