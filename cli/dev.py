@@ -104,4 +104,4 @@ def _devstack(directory: str | None, *arguments: str) -> None:
         from ..devstack.__main__ import main
     except ModuleNotFoundError as error:
         fail(f"the devstack needs {error.name}: pip install 'sidings[devstack]'")
-    raise typer.Exit(main([*(["--directory", directory] if directory else []), *arguments]))
+    raise typer.Exit(main([*(["--directory", directory] if directory is not None else []), *arguments]))

@@ -56,7 +56,7 @@ async def apply(
 
     try:
         async with open_session(settings, checked=False) as session:
-            owner = service or session.service
+            owner = session.service if service is None else service
     except SchemaMissing:
         if service is None:
             raise ConfigurationError(

@@ -133,7 +133,7 @@ def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings"
         )
     if not re.match(r"postgres(ql)?://", dsn):
         raise ConfigurationError("--postgres: this is no DSN: give postgresql://user:password@host:port/database")
-    name = valid_schema_name(schema or "sidings")
+    name = valid_schema_name("sidings" if schema is None else schema)
     if any(variable.upper().startswith("SIDINGS_POSTGRES_") for variable in os.environ):
         from ..kafka.environment import environment
 

@@ -31,6 +31,9 @@ ACTIONS: dict[str, tuple[Callable[[Server], None], str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 when it did what it says, 1 otherwise."""
     options = _parser().parse_args(arguments)
+    if options.directory == "":  # as of a variable that is not set; what it meant is not the default
+        print("error: --directory: it is empty: name one, or leave it out", file=sys.stderr)
+        return 1
     stack = Stack(options.directory, brokers=getattr(options, "brokers", None), secure=getattr(options, "secure", None))
     try:
         match options.command:

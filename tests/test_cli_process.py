@@ -394,6 +394,13 @@ async def test_the_devstack_gets_what_it_is_told_and_gives_its_exit_code(
     assert told == [passed_on, ["--directory", "here", *passed_on]]
 
 
+async def test_an_empty_directory_is_not_the_devstack_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As of a variable that is not set: `dev down --delete` deleted the data of another one."""
+    monkeypatch.setattr("sidings.devstack.stack.Stack.remove", lambda stack: pytest.fail(f"{stack.directory}"))
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(tmp_path))
+    assert "--directory: it is empty" in await refused(None, "dev", "down", "--delete", "--directory", "")
+
+
 # -- connections and schemas --------------------------------------------------------------------------------------
 
 
@@ -425,6 +432,16 @@ async def test_settings_of_the_environment_count_as_for_the_service(database: st
     for command in (("status",), ("jobs", "list"), ("migrate", "status")):
         text = await refused(database, *command)
         assert "has no schema 'sidings' of Sidings (there is elsewhere: give --schema)" in text
+
+
+@pytest.mark.parametrize("named", ["sidings", "elsewhere"])
+async def test_an_empty_schema_is_refused_and_one_of_the_environment_is_none(database: str, named: str):
+    """As of a variable of a script that is not set: it acted on `sidings`, whatever the environment named."""
+    for arguments in (("status",), ("migrate", "apply")):
+        text = await refused(database, *arguments, "--schema", "", exit_code=2, SIDINGS_SCHEMA=named)
+        assert "schema='' is not usable" in text
+    assert "service=''" in await refused(database, "migrate", "apply", "--service", "", exit_code=2)
+    await cli(database, "pauses", SIDINGS_SCHEMA="")
 
 
 def test_the_settings_of_the_environment_are_those_of_the_database_that_it_names(monkeypatch: pytest.MonkeyPatch):

@@ -46,6 +46,7 @@ def other(dsn: str, **parts: str) -> str:
     [
         ("mysql://u:hush@localhost/db", "this is no DSN of Postgres"),
         ("tracker", "this is no DSN of Postgres"),
+        ("", "this is no DSN of Postgres"),  # and not that of the environment
         ("postgresql://u:hush@[::1/db", "this is no DSN of Postgres"),
         ("postgresql://u:hu/sh@localhost/db", "write / as %2F"),
         ("postgresql://u:hush@localhost:port/db", "its host or port cannot be read"),
@@ -62,6 +63,7 @@ def test_a_dsn_that_cannot_be_used_is_told_without_its_password(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str, reason: str
 ):
     monkeypatch.delenv("PGUSER", raising=False)
+    monkeypatch.setenv("SIDINGS_POSTGRES", "postgresql://u:hush@127.0.0.1:1/another")
     text = said(capsys, "--postgres", dsn, "--from", SINCE, "--out", tmp_path / "out")
     assert reason in text
     assert "hush" not in text.replace("sslmode=hush", "")

@@ -135,8 +135,8 @@ def _analyse(given: list[str]) -> None:
         help="made; gets a Parquet table for each answer, and report.html",
     )
     chosen = parser.parse_args(given)
-    if chosen.archive is None:
-        chosen.postgres = chosen.postgres or os.environ.get("SIDINGS_POSTGRES")
+    if chosen.postgres is None and chosen.archive is None:
+        chosen.postgres = os.environ.get("SIDINGS_POSTGRES") or None
     if (chosen.compare_from is None) != (chosen.compare_to is None):
         raise ConfigurationError("give both --compare-from and --compare-to, or neither")
     if chosen.out.exists():
@@ -220,8 +220,8 @@ def _archive(given: list[str]) -> None:
     _source(parser)
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the archive; made when missing")
     chosen = parser.parse_args(given)
-    dsn = chosen.postgres or os.environ.get("SIDINGS_POSTGRES")
-    if not dsn:
+    dsn = chosen.postgres if chosen.postgres is not None else os.environ.get("SIDINGS_POSTGRES") or None
+    if dsn is None:
         parser.error("give --postgres, the DSN of the service's database, or set SIDINGS_POSTGRES")
     try:
         archive(dsn, chosen.to, schema=chosen.schema, on_day=print)
