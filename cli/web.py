@@ -47,7 +47,9 @@ async def web(
     typer.echo(f"http://{named}:{address[1]} shows {where}; Ctrl-C ends it")
     application = pages(settings)
     if _is_loopback(address[0]):  # a site of somebody else's, whose name leads here, must not read along
-        application.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", named])
+        # "[": what older releases of Starlette take for the host of [::1]:8400. No site's name begins so.
+        names = ["localhost", named, *(["["] if named.startswith("[") else [])]
+        application.add_middleware(TrustedHostMiddleware, allowed_hosts=names)
     else:
         note("there is no login: whoever can reach this address reads everything, payloads too")
     config = uvicorn.Config(application, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)

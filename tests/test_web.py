@@ -4,6 +4,7 @@ import asyncio
 import re
 import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from html import unescape
@@ -313,6 +314,29 @@ async def test_the_command_serves_them_to_this_machine_alone(database: str):
         serving.send_signal(signal.SIGINT)
         _, errors = await serving.communicate()
     assert (serving.returncode, errors) == (130, b"")
+
+
+async def test_the_address_that_it_prints_is_one_that_it_answers_to(database: str):
+    """Of `[::1]:8400` the older releases of Starlette, which are allowed, took "[" for the name, and refused it."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    serving = await asyncio.create_subprocess_exec(
+        EXECUTABLE, "web", "--host", "::1", "--port", "0", "--postgres", database, stdout=subprocess.PIPE
+    )
+    assert serving.stdout is not None
+    try:
+        told = (await serving.stdout.readline()).decode()
+        address = re.match(r"(http://\[::1\]:\d+) shows postgresql://", told)
+        assert address, told
+        async with httpx.AsyncClient(base_url=address[1]) as browser:
+            await _page(browser, "/jobs")
+            elsewhere = await browser.get("/jobs", headers={"Host": "elsewhere.example"})
+            assert elsewhere.status_code == 400
+    finally:
+        serving.send_signal(signal.SIGINT)
+        await serving.communicate()
 
 
 async def test_what_keeps_it_from_serving_is_said_at_once(database: str):
