@@ -1,6 +1,5 @@
 """`sidings groups`: groups that wait for their head, and what to do about them."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from .command import LAST_ID, Because, By, Json, Limit, Reason, Yes, command, gr
 from .consent import ask
 from .job_details import pause_text
 from .jobs import print_jobs, without_cursor
-from .output import Table, age, at_most, counted, note, plain, print_json, table, until
+from .output import Table, age, at_most, counted, note, plain, print_json, table, until, words
 from .session import Session
 
 if TYPE_CHECKING:
@@ -83,8 +82,8 @@ async def show(session: Session, origin: Origin, group: Group, limit: Limit = 20
         typer.echo(f"paused: {plain(pause_text(pause))}, {age(pause.paused_at, session.now)} ago")
     print_jobs(session, jobs)
     if len(jobs) == limit:
-        whole = shlex.join(["sidings", "jobs", "list", "--origin", origin, "--group", group])
-        note(f"these are the first {limit}; {plain(whole)} lists all")
+        whole = words("sidings", "jobs", "list", "--origin", origin, "--group", group)
+        note(f"these are the first {limit}; {whole} lists all")
 
 
 @command(app, "release")

@@ -1,6 +1,5 @@
 """`sidings jobs`: looking at jobs. `job_actions` adds what is done to them."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -12,7 +11,7 @@ from ..errors import ActionRefused, ConfigurationError
 from .command import LAST_ID, Json, Limit, command, group
 from .filters import NAMES, a_state, a_time, check_group, check_words, outcome_names, state_names
 from .job_details import payload_text, show_details
-from .output import Table, Verbatim, age, note, plain, print_json, table, until
+from .output import Table, Verbatim, age, note, print_json, table, until, words
 from .session import Session
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ async def list_jobs(
     else:
         note(f"no job fits: {NAMES}")
     if more:
-        note(f"there may be more: add --after {plain(shlex.quote(more))}")
+        note(f"there may be more: add --after {words(more)}")
 
 
 @command(app, "show")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ __all__ = [
     "span",
     "table",
     "until",
+    "words",
 ]
 
 
@@ -98,6 +100,17 @@ def _cell(value: object) -> str:
 def plain(text: str) -> str:
     """One line without control characters: keys and errors come from elsewhere, and could steer the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def words(*given: str) -> str:
+    """Words of a command that can be pasted into a shell and performed. As `plain`, but bash and zsh take what is
+    escaped for what it stands for."""
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in given)
+
+
+def _escaped(word: str) -> str:
+    quoted = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in quoted)
 
 
 def print_json(session: "Session", **content: object) -> None:

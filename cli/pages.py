@@ -5,7 +5,6 @@ command that goes on from there.
 """
 
 import asyncio
-import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -28,7 +27,7 @@ from ..jobs.admin import JobState
 from . import audit, consumers, groups, job_details, jobs, origins, outbox, status
 from .filters import a_state, a_time, check_group, check_words, outcome_names
 from .job_types import types_table
-from .output import STYLES, Table, counted, plain
+from .output import STYLES, Table, counted, plain, words
 from .session import Session, open_session
 
 __all__ = ["pages"]
@@ -221,7 +220,7 @@ def _acts(id: int, state: JobState | None) -> list[str]:
 
 def _release(origin: str, group: str) -> str:
     dashes = ["--"] if origin.startswith("-") or group.startswith("-") else []  # else it would be taken for an option
-    return shlex.join(["sidings", "groups", "release", *dashes, origin, group])
+    return words("sidings", "groups", "release", *dashes, origin, group)
 
 
 async def _groups(session: Session, request: Request) -> Page:
@@ -243,9 +242,7 @@ async def _groups(session: Session, request: Request) -> Page:
 
 
 def _all_groups(origin: str | None) -> str:
-    return plain(
-        shlex.join(["sidings", "groups", "list", *(["--origin", origin] if origin else []), "--limit", "10000"])
-    )
+    return words("sidings", "groups", "list", *(["--origin", origin] if origin else []), "--limit", "10000")
 
 
 async def _origins(session: Session, request: Request) -> Page:

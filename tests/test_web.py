@@ -137,6 +137,21 @@ async def test_the_command_for_a_group_whose_name_begins_with_a_dash_can_be_perf
     assert "backing off" not in await _page(browser, "/groups")
 
 
+async def test_the_command_for_a_group_cannot_steer_a_terminal_and_can_be_performed(
+    database: str, browser: httpx.AsyncClient
+):
+    """Its name stood there as it is, with ESC and what turns a line round."""
+    name = "it's \\ a\x1b[2J\u202eb"
+    await a_job(database, "backing off", group=name)
+    page = await _page(browser, str(httpx.URL("/jobs", params={"origin": ORIGIN, "group": name})))
+    [told] = re.findall(r"<code>(.*?)</code>", page)
+    assert unescape(told).isprintable()
+    pasted = ["bash", "-c", f"printf '%s\\0' {unescape(told)}"]
+    given = subprocess.run(pasted, stdout=subprocess.PIPE, check=True).stdout.decode().split("\0")[:-1]
+    await cli(database, *given[1:])
+    assert "backing off" not in await _page(browser, "/groups")
+
+
 async def test_of_a_payload_of_megabytes_a_part_is_shown(database: str, browser: httpx.AsyncClient):
     id = await a_job(database, payload="""json_build_object('long', repeat('x', 3000000))""")
     page = await _page(browser, f"/jobs/{id}")
