@@ -213,7 +213,8 @@ class Vitals:
             told = None if self._client is None else self._client.highwater(tp)
         except (AssertionError, AttributeError):
             return None  # revoked between two looks
-        return max(told or 0, self._ends[tp]) if tp in self._ends else told
+        end = self._ends.get(tp)  # once: it is another mapping in a moment
+        return told if end is None else max(told or 0, end)
 
 
 def _age(since: float | None) -> float:
