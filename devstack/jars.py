@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ KAFKA_VERSION = os.environ.get("SIDINGS_KAFKA_VERSION", "4.3.1")
 POSTGRES_DRIVER_VERSION = "42.7.14"
 # The newest that resolves: later ones were not published everywhere, though the connector asks for its own version.
 TOKEN_PROVIDER_VERSION = "4.0.0"
-FETCH_SECONDS = 900
+SILENT_SECONDS = 300  # neither Ivy nor Maven writes a line while a jar is on its way; the largest has 10 MB
 
 Report = Callable[[str], None]
 
@@ -181,9 +182,23 @@ def _digest(jar: Path) -> str:
 
 
 def _run(command: list[str], work: Path, report: Report) -> list[str]:
-    """Run the tool, report each tenth jar that arrives, and return its output's lines."""
+    """Run the tool, report each tenth jar that arrives, and return its output's lines.
+
+    One that says nothing for long is killed: Ivy would wait without end for a connection that stalls."""
     said: list[str] = []
     arrived = 0
+    silence = threading.Event()
+
+    def give_up() -> None:
+        silence.set()
+        tool.kill()
+
+    def watched() -> threading.Timer:
+        timer = threading.Timer(SILENT_SECONDS, give_up)
+        timer.daemon = True
+        timer.start()
+        return timer
+
     with subprocess.Popen(
         command,
         cwd=work,
@@ -193,14 +208,23 @@ def _run(command: list[str], work: Path, report: Report) -> list[str]:
         text=True,
     ) as tool:
         assert tool.stdout is not None
-        for line in tool.stdout:
-            said.append(line.rstrip())
-            if ("[SUCCESSFUL ]" in line or "Downloaded from" in line) and ".jar" in line:
-                arrived += 1
-                if arrived % 10 == 0:
-                    report(f"  {arrived} jars so far")
-        if tool.wait(timeout=FETCH_SECONDS) != 0:
-            shutil.rmtree(work / "jars", ignore_errors=True)  # a part of the jars would start and then break
+        timer = watched()
+        try:
+            for line in tool.stdout:
+                timer.cancel()
+                timer = watched()
+                said.append(line.rstrip())
+                if ("[SUCCESSFUL ]" in line or "Downloaded from" in line) and ".jar" in line:
+                    arrived += 1
+                    if arrived % 10 == 0:
+                        report(f"  {arrived} jars so far")
+            failed = tool.wait() != 0
+        finally:
+            timer.cancel()
+    if failed:
+        shutil.rmtree(work / "jars", ignore_errors=True)  # a part of the jars would start and then break
+    if failed and silence.is_set():
+        said.append(f"(killed: it said nothing for {SILENT_SECONDS:g} seconds)")
     return said
 
 

@@ -582,6 +582,23 @@ def test_a_fetch_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, m
     assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
 
 
+def test_a_fetch_whose_connection_stalls_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It was waited for without end, by all that need the jars, and none of them said a word."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jars, "SILENT_SECONDS", 0.5, raising=False)
+    script = "mkdir jars; touch jars/kafka_2.13-0.jar; echo half; exec sleep 1000"
+    monkeypatch.setattr(jars, "_ivy_command", lambda *_: ["sh", "-c", script])
+    with pytest.raises(DevstackError, match=r"(?s)half.*killed: it said nothing for 0\.5 seconds"):
+        jars.kafka_jars(lambda _: None)
+    assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
+
+
+def test_a_fetch_that_speaks_now_and_then_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jars, "SILENT_SECONDS", 2, raising=False)
+    script = "for _ in 1 2 3 4 5; do echo more; sleep 0.5; done"
+    assert jars._run(["sh", "-c", script], tmp_path, lambda _: None) == ["more"] * 5
+
+
 def test_jars_that_are_not_those_that_were_tested_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Ivy and Maven compare them with what the repository says, which may be anybody's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
