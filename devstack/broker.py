@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import secrets
 import shutil
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .binaries import java
+from .binaries import LOCALE, java
 from .errors import ServerStartError
 from .jars import KAFKA, kafka_jars
 from .locations import LOOPBACK, cache_directory
@@ -28,6 +29,7 @@ START_SECONDS = 60
 # others.
 JVM = ("-Xmx384m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 CLASSES = "classes.jsa"
+DATA = "data"
 FRESH_STORAGE = "bootstrap.checkpoint"
 LOG4J = """\
 rootLogger.level = INFO
@@ -57,8 +59,10 @@ class BrokerPlan:
     def port(self) -> int:
         return self.ports[self.node]
 
-    def properties(self, data: Path) -> dict[str, str]:
-        """The broker's `server.properties`."""
+    def properties(self, directory: Path) -> dict[str, str]:
+        """The broker's `server.properties`, for one that works in `directory`.
+
+        Paths are relative to it: Kafka reads the file as Latin-1, and what holds its data is a list with commas."""
         listeners = [f"PLAINTEXT://{LOOPBACK}:{self.port}"]
         if self.secure_port is not None:
             listeners.append(f"SASL_SSL://{LOOPBACK}:{self.secure_port}")
@@ -76,7 +80,7 @@ class BrokerPlan:
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "log.dirs": str(data),
+            "log.dirs": DATA,
             "auto.create.topics.enable": "false",
             "offsets.topic.num.partitions": "4",
             "offsets.topic.replication.factor": replicas,
@@ -100,16 +104,16 @@ class BrokerPlan:
             "log.segment.delete.delay.ms": "1000",  # deleted topics give their files back soon
             "num.recovery.threads.per.data.dir": "1",
         }
-        return properties | self._secure_properties() | dict(self.settings)
+        return properties | self._secure_properties(directory) | dict(self.settings)
 
-    def _secure_properties(self) -> dict[str, str]:
+    def _secure_properties(self, directory: Path) -> dict[str, str]:
         if self.tls is None:
             return {}
         return {
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl_ssl.plain.sasl.jaas.config": self.jaas,
             "listener.name.sasl_ssl.ssl.keystore.type": "PKCS12",
-            "listener.name.sasl_ssl.ssl.keystore.location": str(self.tls.keystore),
+            "listener.name.sasl_ssl.ssl.keystore.location": os.path.relpath(self.tls.keystore, directory.resolve()),
             "listener.name.sasl_ssl.ssl.keystore.password": self.tls.password,
             "listener.name.sasl_ssl.ssl.key.password": self.tls.password,
         }
@@ -136,7 +140,7 @@ class Broker:
     @property
     def fresh_storage(self) -> Path:
         """What new storage begins with: which features this version of Kafka has; the same for all brokers."""
-        return self.directory / "data" / FRESH_STORAGE
+        return self.directory / DATA / FRESH_STORAGE
 
     @property
     def pid(self) -> int | None:
@@ -149,9 +153,9 @@ class Broker:
         if self._process.find() is not None:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        data = self.directory / "data"
+        data = self.directory / DATA
         config = self.directory / "server.properties"
-        properties = self.plan.properties(data)
+        properties = self.plan.properties(self.directory)
         config.touch(mode=0o600)  # it names the generated passwords
         config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         (self.directory / "log4j2.properties").write_text(LOG4J)
@@ -161,8 +165,8 @@ class Broker:
         classes = prepared() / CLASSES
         options = (*self.plan.jvm, *([f"-XX:SharedArchiveFile={classes}"] if classes.exists() else []))
         self._process.spawn(
-            self._java("kafka.Kafka", str(config), options=options),
-            env=clean_environment(),
+            self._java("kafka.Kafka", config.name, options=options),
+            env=clean_environment(LC_ALL=LOCALE),
             cwd=self.directory,
             account=None,
         )
@@ -215,7 +219,8 @@ class Broker:
         return describe(self._process, self.address if self.directory.exists() else None)
 
     def _java(self, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-        log4j = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
+        """To be run in `directory`."""
+        log4j = "-Dlog4j2.configurationFile=log4j2.properties"  # a list, too
         return [java(), *JVM, *options, log4j, "-cp", f"{kafka_jars()}/*", main, *arguments]
 
     def _format(self, config: Path) -> None:
@@ -227,12 +232,13 @@ class Broker:
             who = f"cluster.id={self.plan.cluster}\nnode.id={self.plan.node}\ndirectory.id={kafka_id()}\n"
             (data / "meta.properties").write_text(f"version=1\n{who}")
             return
-        command = self._java("kafka.tools.StorageTool", "format", "-t", self.plan.cluster, "-c", str(config))
+        command = self._java("kafka.tools.StorageTool", "format", "-t", self.plan.cluster, "-c", config.name)
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            env=clean_environment(),
+            env=clean_environment(LC_ALL=LOCALE),
+            cwd=self.directory,
             check=False,
             timeout=START_SECONDS,
         )

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .binaries import java
+from .binaries import LOCALE, java
 from .errors import DevstackError, ToolMissingError
 
 __all__ = ["TlsFiles", "make_certificates"]
@@ -41,9 +41,8 @@ def make_certificates(directory: Path) -> TlsFiles:
             raise ToolMissingError(f"{tool} is missing: install a JDK or JRE that has keytool")
         where = ("-keystore", str(store), "-storetype", "PKCS12", "-storepass:env", "STOREPASS")
         command = [str(tool), "-J-XX:TieredStopAtLevel=1", *arguments, *where]
-        done = subprocess.run(
-            command, input=request, capture_output=True, env={"STOREPASS": password}, check=False, timeout=60
-        )
+        env = {"STOREPASS": password, "LC_ALL": LOCALE}
+        done = subprocess.run(command, input=request, capture_output=True, env=env, check=False, timeout=60)
         if done.returncode != 0:
             raise DevstackError(f"keytool failed: {(done.stdout + done.stderr).decode(errors='replace')}")
         return done.stdout

@@ -29,6 +29,7 @@ from sidings.devstack import (
     ToolMissingError,
     broker,
     jars,
+    locations,
 )
 from sidings.devstack.accounts import reachable
 from sidings.devstack.broker import Broker, answers
@@ -543,6 +544,32 @@ def test_the_secured_listener_wants_its_certificate_authority_and_its_password(o
         with pytest.raises(KafkaError):
             asyncio.run(send(kafka.secure_bootstrap, "secrets", b"forged", **(security | wrong)))
     assert asyncio.run(received(kafka.bootstrap, "secrets")) == [b"hidden"]
+
+
+@pytest.mark.long
+def test_a_path_may_have_letters_of_any_language_and_commas(
+    sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Kafka wrote its data beside the devstack, or did not start: it reads its settings as Latin-1, and lists."""
+    monkeypatch.setenv("LC_ALL", "C")
+    cache = locations.cache_directory()
+    within = sidings_devstack_directory / f"größe, klein-{os.urandom(4).hex()}"
+    within.mkdir()
+    (within / "sidings").symlink_to(cache)  # Kafka's jars
+    monkeypatch.setenv("XDG_CACHE_HOME", str(within))
+    monkeypatch.setattr(broker, "prepared", lambda: within / "nothing")  # so that Kafka's own tool is run, too
+    kafka = Kafka(within / "ŁÓDŹ", secure=True)
+    try:
+        kafka.start()
+        asyncio.run(create_topic(kafka.bootstrap, "kept", partitions=1))
+        asyncio.run(send(kafka.bootstrap, "kept", b"1"))
+        assert list(kafka.directory.glob("broker-1/data/kept-0/*.log"))
+        assert "kept" in kafka.broker(1).log.read_text()
+        kafka.stop()
+        kafka.start()
+        assert asyncio.run(received(kafka.bootstrap, "kept")) == [b"1"]
+    finally:
+        kafka.remove()
 
 
 # -- fetching
