@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from .binaries import java
+from .binaries import LOCALE, java
 from .errors import DevstackError, ToolMissingError
 from .locations import cache_directory
 
@@ -202,6 +202,7 @@ def _run(command: list[str], work: Path, report: Report) -> list[str]:
     with subprocess.Popen(
         command,
         cwd=work,
+        env=os.environ | {"LC_ALL": LOCALE},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -247,16 +248,17 @@ def _ivy_command(jars: JarSet, ivy: Path, work: Path) -> list[str]:
         '<ivy-module version="2.0"><info organisation="sidings" module="devstack"/>'
         f"<dependencies>{wanted}</dependencies></ivy-module>"
     )
-    pattern = f"{work}/jars/[artifact]-[revision].[ext]"
+    # What is relative is so to `work`, whose path may hold letters with a meaning here.
+    pattern = "jars/[artifact]-[revision].[ext]"
     # A cache of its own: Ivy's shared one is not safe for two processes, and keeps failures.
-    cache = ["-cache", str(work / "cache")]
+    cache = ["-cache", "cache"]
     return [
         java(),
         "-jar",
         str(ivy),
         *cache,
         "-ivy",
-        str(description),
+        description.name,
         "-confs",
         "default",
         "-retrieve",

@@ -626,6 +626,19 @@ def test_a_fetch_that_speaks_now_and_then_may_take_its_time(tmp_path: Path, monk
     assert jars._run(["sh", "-c", script], tmp_path, lambda _: None) == ["more"] * 5
 
 
+def test_a_cache_may_have_letters_of_any_language_in_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ivy did not find there what it was to do; in brackets it saw parts of a pattern."""
+    monkeypatch.setenv("LC_ALL", "C")
+    ivy = jars._ivy_jar() or pytest.skip("Ivy is part of pyspark")
+    work = tmp_path / "größe, [x]"
+    work.mkdir()
+    of_nothing = jars.JarSet("nothing", "nothing", (), witness="", size="")
+    said = jars._run(jars._ivy_command(of_nothing, ivy, work), work, lambda _: None)
+    assert [line for line in said if "not found" in line or "error" in line.lower()] == []
+    assert any("retrieving" in line for line in said), said
+    assert list((work / "cache").iterdir())
+
+
 def test_jars_that_are_not_those_that_were_tested_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Ivy and Maven compare them with what the repository says, which may be anybody's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
