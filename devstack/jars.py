@@ -26,7 +26,7 @@ from .binaries import LOCALE, java
 from .errors import DevstackError, ToolMissingError
 from .locations import cache_directory
 
-__all__ = ["KAFKA", "KAFKA_VERSION", "Report", "kafka_jars", "lock", "spark_jars", "to_stderr"]
+__all__ = ["KAFKA", "KAFKA_VERSION", "Report", "kafka_jars", "lock", "partial_of", "spark_jars", "to_stderr"]
 
 # The newest that resolves: 4.4.0 names an artifact (kafka-tools-api 4.4.0) that is not published.
 KAFKA_VERSION = os.environ.get("SIDINGS_KAFKA_VERSION", "4.3.1")
@@ -123,13 +123,22 @@ def _folder_of(jars: JarSet, report: Report) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock(folder.with_suffix(folder.suffix + ".lock"), jars.title, report):
         if not folder.is_dir():
-            partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+            partial = partial_of(folder)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(exist_ok=True)
             try:
-                _fetch(jars, partial, report)
-                (partial / "jars").rename(folder)
+                # One deeper: the tool of a fetch that was killed may be at work still, and must not meet this one's.
+                work = Path(tempfile.mkdtemp(dir=partial))
+                _fetch(jars, work, report)
+                (work / "jars").rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def partial_of(folder: Path) -> Path:
+    """Where `folder` is made, under its lock: always the same, so that the next finds what one that was killed left."""
+    return folder.with_name(f"{folder.name}.partial")
 
 
 @contextmanager

@@ -7,7 +7,6 @@ some 2 seconds of the processor with them, 5 without.
 import asyncio
 import logging
 import shutil
-import tempfile
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -15,7 +14,7 @@ from aiokafka.errors import KafkaError
 
 from .broker import CLASSES, Broker, BrokerPlan, kafka_id, prepared
 from .errors import DevstackError
-from .jars import Report, lock, to_stderr
+from .jars import Report, lock, partial_of, to_stderr
 from .locations import LOOPBACK, free_ports
 from .topics import create_topic
 
@@ -44,13 +43,15 @@ def prepare(report: Report = to_stderr) -> None:
 
 def _make(folder: Path, report: Report) -> None:
     report("Preparing Kafka's start: about 50 MB, once.")
-    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    work = partial_of(folder)
+    made = work / "made"
+    port, controller = free_ports(2)
+    archive = (f"-XX:ArchiveClassesAtExit={made / CLASSES}",)
+    broker = Broker(work / "broker", BrokerPlan(1, kafka_id(), {1: port}, {1: controller}, jvm=archive))
+    broker.kill()  # that of one that was killed
+    shutil.rmtree(work, ignore_errors=True)
     try:
-        made = work / "made"
-        made.mkdir()
-        port, controller = free_ports(2)
-        archive = (f"-XX:ArchiveClassesAtExit={made / CLASSES}",)
-        broker = Broker(work / "broker", BrokerPlan(1, kafka_id(), {1: port}, {1: controller}, jvm=archive))
+        made.mkdir(parents=True)
         try:
             broker.start()
             asyncio.run(asyncio.wait_for(_use(f"{LOOPBACK}:{port}"), USE_SECONDS))

@@ -510,6 +510,58 @@ def test_what_was_prepared_of_other_jars_is_prepared_anew(tmp_path: Path, monkey
     assert broker.prepared() != before
 
 
+def kill_once_it_speaks(script: str) -> None:
+    """SIGKILL to a Python program when it has written its first line."""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline()
+        program.kill()
+
+
+def test_what_a_killed_preparation_leaves_is_ended_and_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each left a broker that ran for ever, and what it had written."""
+    fetched = jars.kafka_jars()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "sidings"
+    cache.mkdir()
+    (cache / fetched.name).symlink_to(fetched)
+    kill_once_it_speaks(
+        "from sidings.devstack import prepared\n"
+        "prepared._use = lambda _: input('the broker runs\\n')\n"
+        "prepared.prepare()\n"
+    )
+    [pid_file] = cache.glob("*/broker/kafka-1.pid")
+    left = psutil.Process(json.loads(pid_file.read_text())["pid"])
+    try:
+
+        def start(broker: Broker) -> None:
+            assert gone(left)
+            assert {path.name for path in broker.directory.parent.iterdir()} == {"made"}
+            raise DevstackError("enough")
+
+        monkeypatch.setattr(Broker, "start", start)
+        said: list[str] = []
+        prepare(said.append)
+        assert said[-1].endswith("enough")
+        assert [path.name for path in cache.iterdir() if path.is_dir()] == [fetched.name]
+    finally:
+        if not gone(left):
+            left.kill()
+
+
+def test_what_a_killed_fetch_leaves_is_deleted_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kill_once_it_speaks(
+        "from sidings.devstack import jars\njars._fetch = lambda *_: input('Ivy is at work\\n')\njars.kafka_jars()\n"
+    )
+    assert [path for path in (tmp_path / "sidings").iterdir() if path.is_dir()]
+    monkeypatch.setattr(jars, "_fetch", lambda _, work, __: (work / "jars").mkdir())
+    fetched = jars.kafka_jars()
+    assert [path for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == [fetched]
+
+
 @pytest.mark.chaos
 def test_three_brokers_go_on_while_one_is_dead(own_kafka):
     kafka: Kafka = own_kafka(brokers=3)
