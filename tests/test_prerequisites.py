@@ -1,4 +1,4 @@
-"""What `make` says on a machine where a tool is missing or too old."""
+"""What `make` says on a machine where a tool is missing or too old, and what it makes of an environment of before."""
 
 import os
 import shutil
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "prerequisites"
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPT = PROJECT / ".ci" / "prerequisites"
 
 
 @pytest.fixture
@@ -89,3 +90,37 @@ def test_no_java_at_all_is_said(machine: Path):
 def test_a_java_that_only_pretends_is_refused(machine: Path):
     put(machine, "java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
     assert "names no version" in refused(machine)
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_an_environment_whose_making_was_interrupted_is_made_anew(machine: Path, tmp_path: Path, pip: bool):
+    """It had its Python, but no pip yet: `make` failed ever after."""
+    make = shutil.which("make") or pytest.skip("there is no make here")
+    project = tmp_path / "project"
+    (project / ".ci").mkdir(parents=True)
+    (project / "requirements").mkdir()
+    for name in ("Makefile", ".ci/prerequisites"):
+        shutil.copy(PROJECT / name, project / name)
+    for name in ("pyproject.toml", "requirements/build.lock", "requirements/dev.lock"):
+        (project / name).touch()
+    environment = project / ".venv"
+    (environment / "bin").mkdir(parents=True)
+    put(environment / "bin", "python", "exit 0" if pip else "echo No module named pip >&2; exit 1")
+    (environment / "of-before").touch()
+    real = f'exec {sys.executable} "$@"'  # without pip it is quick
+    put(machine, "python3", f'[ "$2" != venv ] || {{ shift 2; set -- -m venv --without-pip "$@"; }}; {real}')
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "JAVA_HOME"))}
+    done = subprocess.run(
+        [make, f"PYTHON={machine / 'python3'}", "INSTALL=true", ".venv/.ready"],
+        cwd=project,
+        env=kept | {"PATH": f"{machine}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (environment / "of-before").exists() == pip  # one that is complete is kept
+    assert (environment / "pyvenv.cfg").exists() == (not pip)
+    assert (environment / "setup.log").exists()
+    assert (environment / ".ready").exists()
