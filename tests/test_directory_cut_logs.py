@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sidings import SQLite
 from sidings.devstack import Kafka
+from sidings.devstack.fixtures import OwnKafka
 from sidings.devstack.topics import create_topic
 
 from .consumer_support import producing
@@ -29,11 +30,8 @@ async def cut_and_grow(kafka: Kafka) -> set[str]:
 
 
 @pytest.fixture
-def cut_kafka(tmp_path: Path):
-    kafka = Kafka(tmp_path / "kafka")
-    kafka.start()
-    yield kafka
-    kafka.kill()
+def cut_kafka(own_kafka: OwnKafka) -> Kafka:
+    return own_kafka()
 
 
 @pytest.mark.long
