@@ -1,6 +1,7 @@
 """A real Postgres 18 server of one's own, on a loopback port."""
 
 import ctypes
+import fcntl
 import secrets
 import shutil
 import signal
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 from .accounts import open_directory, server_account
 from .binaries import postgres_program
-from .errors import ServerStartError
+from .errors import ServerStartError, ServerStateError
 from .locations import LOOPBACK, free_port
 from .process import ServerProcess, clean_environment
 from .state import SavedState, ServerStatus, describe
@@ -102,6 +103,7 @@ class Postgres:
 
         Raises:
             ServerStartError: It ended or was not ready in time; the text carries the last log lines.
+            ServerStateError: Files that are not the devstack's are where its data would be.
             ToolMissingError: The binaries are missing.
         """
         if self._process.find() is not None:
@@ -109,8 +111,7 @@ class Postgres:
         self.directory.mkdir(parents=True, exist_ok=True)
         account = server_account()
         data = open_directory(self.directory / "data", account)
-        if not (data / "PG_VERSION").exists():
-            self._create_cluster(data)
+        self._ensure_cluster(data)
         deadline = time.monotonic() + START_SECONDS
         while True:
             since = self._process.log_size()
@@ -162,7 +163,23 @@ class Postgres:
             shutil.rmtree(data.resolve(), ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _create_cluster(self, data: Path) -> None:
+    def _ensure_cluster(self, data: Path) -> None:
+        """Create the cluster, unless it is complete: its password is stored last. What a killed process has left of
+        one is deleted."""
+        # An `initdb` whose starter was killed goes on, and has the lock until it ends.
+        with (self.directory / "initdb.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if "password" in self._state:
+                return
+            left = list(data.iterdir())
+            if left and "initdb" not in self._state:  # a folder of the user's own, named by mistake
+                raise ServerStateError(f"{data} holds files, but no server of the devstack: name another directory")
+            for path in left:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            self._state.update(initdb="begun")
+            self._create_cluster(data, lock.fileno())
+
+    def _create_cluster(self, data: Path, lock: int) -> None:
         account = server_account()
         password = secrets.token_urlsafe(18)
         with tempfile.NamedTemporaryFile("w", prefix="sidings-") as pwfile:
@@ -187,6 +204,7 @@ class Postgres:
                 user=account.uid if account else None,
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
+                pass_fds=[lock],
                 check=False,
                 timeout=120,
             )

@@ -38,6 +38,7 @@ from sidings.devstack.locations import PORTS, free_ports
 from sidings.devstack.prepared import prepare
 from sidings.devstack.process import ServerProcess, gone, wait_until
 from sidings.devstack.sessions import session_directory
+from sidings.devstack.state import SavedState
 from sidings.devstack.topics import create_topic
 
 from .consumer_support import administering
@@ -268,6 +269,95 @@ def test_a_postgres_that_cannot_start_shows_its_log(own_postgres):
     with pytest.raises(ServerStartError, match="not-a-size") as caught:
         own_postgres({"shared_buffers": "not-a-size"})
     assert "postgres.log" in str(caught.value)
+
+
+class KilledError(Exception):
+    """Instead of the signal: what follows it does not happen."""
+
+
+@pytest.fixture
+def new_postgres(sidings_server_directory) -> Iterator[Postgres]:
+    """A server that has not been started yet."""
+    server = Postgres(sidings_server_directory("new-postgres"))
+    yield server
+    server.remove()
+
+
+def test_a_postgres_whose_first_start_was_killed_after_initdb_starts(
+    new_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    """Its cluster was there without a password: each later start succeeded, and nobody could connect."""
+    update = SavedState.update
+
+    def killed(state: SavedState, **values: str) -> None:
+        if "password" in values:
+            raise KilledError
+        update(state, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SavedState, "update", killed)
+        with pytest.raises(KilledError):
+            new_postgres.start()
+    assert (new_postgres.directory / "data" / "PG_VERSION").exists()
+    new_postgres.start()
+    assert query(new_postgres.dsn, "SELECT 1") == 1
+
+
+def test_a_postgres_whose_initdb_was_killed_starts(new_postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
+    """Half a cluster was taken for one, for ever."""
+
+    def killed(_command: list[str], *, cwd: Path, **_options: object) -> None:
+        (cwd / "base").mkdir()
+        (cwd / "PG_VERSION").write_text("18\n")
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", killed)
+        with pytest.raises(KilledError):
+            new_postgres.start()
+    assert (new_postgres.directory / "data" / "PG_VERSION").exists()
+    new_postgres.start()
+    assert query(new_postgres.dsn, "SELECT 1") == 1
+
+
+def test_a_start_waits_for_the_initdb_of_one_that_was_killed(new_postgres: Postgres):
+    """It goes on without its starter, and would write among the files of the second."""
+    script = """if True:
+        import subprocess, sys
+        from sidings.devstack import Postgres
+        run = subprocess.run
+        subprocess.run = lambda _, **options: run(["sh", "-c", "read line; touch late"], **options)
+        Postgres(sys.argv[1]).start()
+    """
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script, str(new_postgres.directory)],
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    with starter:
+        assert starter.stdin is not None
+        assert wait_until(lambda: bool(psutil.Process(starter.pid).children()), timeout=SECONDS)
+        (initdb,) = psutil.Process(starter.pid).children()
+        starter.kill()
+        starter.wait(SECONDS)
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(new_postgres.start)
+            assert not wait_until(started.done, timeout=1)
+            starter.stdin.write("go on\n")
+            starter.stdin.flush()
+            started.result(3 * SECONDS)
+    assert gone(initdb)
+    assert query(new_postgres.dsn, "SELECT 1") == 1
+    assert not (new_postgres.directory / "data" / "late").exists()
+
+
+def test_files_that_are_not_the_devstacks_are_not_deleted_for_a_postgres(new_postgres: Postgres):
+    mine = new_postgres.directory / "data" / "PG_VERSION"
+    mine.parent.mkdir()
+    mine.touch()
+    with pytest.raises(ServerStateError, match="name another directory"):
+        new_postgres.start()
+    assert mine.exists()
 
 
 def test_starting_and_stopping_twice_is_harmless(own_postgres):
