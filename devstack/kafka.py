@@ -10,6 +10,7 @@ from pathlib import Path
 from .broker import Broker, BrokerPlan, kafka_id
 from .errors import DevstackError, ServerStartError, ServerStateError
 from .locations import LOOPBACK, free_ports
+from .process import ServerProcess
 from .state import SavedState, ServerState, ServerStatus
 from .tls import TlsFiles, make_certificates
 
@@ -154,7 +155,8 @@ class Kafka:
 
     def remove(self) -> None:
         """Kill the brokers and delete the directory with all data."""
-        self.kill()
+        for folder in self.directory.glob("broker-*"):  # also where the state is damaged
+            ServerProcess(folder.name.replace("broker", "kafka"), folder).kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # -- how it is made

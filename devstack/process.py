@@ -91,11 +91,11 @@ class ServerProcess:
         partial.replace(self.pid_file)
 
     def find(self) -> psutil.Process | None:
-        """The running process, or None. A pid file that names another process is ignored."""
+        """The running process, or None. A pid file that names another process, or cannot be read, is ignored."""
         try:
             noted = json.loads(self.pid_file.read_text())
             process = psutil.Process(noted["pid"])
-        except (FileNotFoundError, psutil.NoSuchProcess):
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):  # ValueError: empty, as after a power failure
             return None
         return process if birth(process.pid) == noted["birth"] else None
 

@@ -30,7 +30,9 @@ def session_directory() -> Generator[Path]:
         _sweep(sessions)
         directory = sessions / f"{os.getpid()}-{secrets.token_hex(3)}"
         directory.mkdir()
-        (directory / OWNER).write_text(f"{os.getpid()} {birth(os.getpid())}")
+        partial = directory / f"{OWNER}.new"
+        partial.write_text(f"{os.getpid()} {birth(os.getpid())}")
+        partial.replace(directory / OWNER)
     try:
         yield directory
     finally:
@@ -49,13 +51,17 @@ def _alone(sessions: Path) -> Generator[None]:
 def _sweep(sessions: Path) -> None:
     """A session that was killed could not stop its servers: kill them now, and delete their data."""
     for directory in sessions.iterdir():
-        if not (directory / OWNER).exists():
-            continue  # its session was killed before it started a server
+        if directory.is_dir() and not _lives(directory):
+            log.warning("removing the servers of a test session that was killed: %s", directory)
+            _remove(directory)
+
+
+def _lives(directory: Path) -> bool:
+    try:
         pid, noted = (directory / OWNER).read_text().split(" ", 1)
-        if birth(int(pid)) == noted:
-            continue
-        log.warning("removing the servers of a test session that was killed: %s", directory)
-        _remove(directory)
+        return birth(int(pid)) == noted
+    except (FileNotFoundError, ValueError):  # killed, or the disk full, as it was written; nobody writes one now
+        return False
 
 
 def _remove(directory: Path) -> None:

@@ -23,12 +23,17 @@ class SavedState:
             return json.loads(self._path.read_text())
         except FileNotFoundError:
             return {}
+        except ValueError as error:  # as after a power failure
+            raise ServerStateError(
+                f"{self._path} is empty or damaged, and the server's address and password with it: delete the server, "
+                "by `python -m sidings.devstack down --delete` or its remove()"
+            ) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._read()
 
     def __getitem__(self, name: str) -> str:
-        """Raises ServerStateError when the server was never started."""
+        """Raises ServerStateError when the server was never started, or the file is damaged."""
         try:
             return self._read()[name]
         except KeyError:

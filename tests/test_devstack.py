@@ -536,6 +536,50 @@ def test_sessions_that_begin_at_the_same_time_remove_what_is_left_together(
     assert list((tmp_path / "sessions").iterdir()) == []
 
 
+@pytest.mark.parametrize("owner", [None, "", "\0\0\0"])
+def test_a_session_whose_owner_cannot_be_told_is_removed(
+    owner: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a power failure: no session could begin any more."""
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(tmp_path))
+    left = tmp_path / "sessions" / "1-abc"
+    left.mkdir(parents=True)
+    if owner is not None:
+        (left / "owner").write_text(owner)
+    with session_directory() as directory:
+        assert list(directory.parent.iterdir()) == [directory]
+
+
+@pytest.mark.parametrize("damaged", ["postgres/postgres.json", "postgres/postgres.pid", "kafka/kafka.json"])
+def test_a_devstack_whose_files_are_empty_can_be_deleted(damaged: str, stack_directory: Path):
+    """As after a power failure, or a full disk: each command ended in a traceback, and so did the deletion."""
+    file = stack_directory / damaged
+    file.parent.mkdir(parents=True)
+    file.touch()
+    for command in ("status", "down"):
+        told = run_devstack(stack_directory, command).stderr
+        assert "Traceback" not in told
+        if (command, file.suffix) == ("status", ".json"):
+            assert str(file) in told
+            assert "down --delete" in told
+    done = run_devstack(stack_directory, "down", "--delete")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not file.exists()
+
+
+def test_the_brokers_of_a_kafka_whose_state_is_damaged_are_killed_with_it(tmp_path: Path):
+    kafka = Kafka(tmp_path / "kafka")
+    folder = kafka.directory / "broker-2"
+    folder.mkdir(parents=True)
+    process = ServerProcess("kafka-2", folder)
+    process.spawn(["sleep", "1000"], env=os.environ, cwd=folder, account=None)
+    (kafka.directory / "kafka.json").touch()
+    running = process.require()
+    kafka.remove()
+    assert gone(running)
+    assert not kafka.directory.exists()
+
+
 # -- Kafka
 
 
