@@ -126,6 +126,8 @@ class Broker:
         self.directory = directory
         self.plan = plan
         self._process = ServerProcess(f"kafka-{plan.node}", directory)
+        self._since = 0  # size of the log before the start
+        self._launched = False  # by this object
 
     @property
     def address(self) -> str:
@@ -149,8 +151,14 @@ class Broker:
         return process.pid if process else None
 
     def launch(self) -> None:
-        """Start the JVM without waiting for it; `await_ready` does. The first time, the storage is formatted."""
+        """Start the JVM, unless it runs, without waiting for it; `await_ready` does. The first time, the storage is
+        formatted.
+
+        Raises:
+            ServerStateError: The broker is paused.
+        """
         if self._process.find() is not None:
+            self._process.refuse_paused()
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         data = self.directory / DATA
@@ -170,6 +178,7 @@ class Broker:
             cwd=self.directory,
             account=None,
         )
+        self._launched = True
 
     def await_ready(self) -> None:
         """Wait until the broker answers.
@@ -177,17 +186,19 @@ class Broker:
         Raises:
             ServerStartError: It ended or did not answer in time; the text carries the last log lines.
         """
-        self._process.await_ready(lambda: answers(self.plan.port), timeout=START_SECONDS, since=self._since)
+        self._process.await_ready(
+            lambda: answers(self.plan.port), timeout=START_SECONDS, since=self._since, own=self._launched
+        )
 
     def start(self) -> None:
-        """Start the broker and wait until it answers; does nothing when it runs.
+        """Start the broker, unless it runs, and wait until it answers.
 
         Raises:
+            ServerStateError: It is paused.
             ServerStartError: It ended or did not answer in time; the text carries the last log lines.
         """
-        if self._process.find() is None:
-            self.launch()
-            self.await_ready()
+        self.launch()
+        self.await_ready()
 
     def stop(self, seconds: float = 20) -> None:
         """Shut down cleanly: leadership moves to other brokers first.

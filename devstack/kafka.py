@@ -109,18 +109,20 @@ class Kafka:
         """Start all brokers that do not run and wait until each answers.
 
         Raises:
-            ServerStateError: The cluster was made with other `brokers` or without `secure`.
+            ServerStateError: The cluster was made with other `brokers` or without `secure`, or a broker is paused.
             ServerStartError: A broker ended or did not answer in time; the text carries its last log lines.
             ToolMissingError: There is no Java, or nothing to fetch Kafka's jars with.
         """
         if "cluster" not in self._state:
             self._invent()
         self._check_shape()
-        started = [broker for broker in self.brokers if broker.pid is None]
+        brokers = self.brokers
+        started = [broker for broker in brokers if broker.pid is None]
+        running = [broker for broker in brokers if broker not in started]
         try:
-            for broker in started:
+            for broker in (*running, *started):  # a paused one is told before any is started
                 broker.launch()
-            for broker in started:
+            for broker in brokers:  # also those that run: whoever started them may have been interrupted
                 broker.await_ready()
         except ServerStartError:
             for broker in started:

@@ -97,16 +97,19 @@ class Postgres:
         return process.pid if process else None
 
     def start(self) -> None:
-        """Start the server and wait until it accepts connections; does nothing when it runs.
+        """Start the server, unless it runs, and wait until it accepts connections.
 
         The first time, its cluster is created.
 
         Raises:
             ServerStartError: It ended or was not ready in time; the text carries the last log lines.
-            ServerStateError: Files that are not the devstack's are where its data would be.
+            ServerStateError: It is paused, or files that are not the devstack's are where its data would be.
             ToolMissingError: The binaries are missing.
         """
         if self._process.find() is not None:
+            # Whoever started it may have been interrupted while it waited.
+            self._process.refuse_paused()
+            self._process.await_ready(self._says_ready, timeout=START_SECONDS, own=False)
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         account = server_account()

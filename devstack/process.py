@@ -115,6 +115,13 @@ class ServerProcess:
         process = self.find()
         return process is not None and process.status() == psutil.STATUS_STOPPED
 
+    def refuse_paused(self) -> None:
+        """Raises ServerStateError when the process is paused: it cannot become ready."""
+        if self.paused:
+            raise ServerStateError(
+                f"{self.name} is paused: resume it, by `python -m sidings.devstack resume {self.name}` or its resume()"
+            )
+
     def pause(self) -> None:
         """SIGSTOP to the process and all its children; returns when all have stopped."""
         self._freeze(self.require())
@@ -163,20 +170,22 @@ class ServerProcess:
                 self.kill()
         self.pid_file.unlink(missing_ok=True)
 
-    def await_ready(self, ready: Callable[[], bool], *, timeout: float, since: int = 0) -> None:
+    def await_ready(self, ready: Callable[[], bool], *, timeout: float, since: int = 0, own: bool = True) -> None:
         """Wait until `ready`.
 
         Args:
             since: size of the log before the start, so that only new lines are shown.
+            own: whether the caller has started the process, and it is killed when it is not ready in time.
 
         Raises:
-            ServerStartError: the process ended, or was not ready after `timeout` seconds (it is killed then).
+            ServerStartError: the process ended, or was not ready after `timeout` seconds.
         """
         finished = wait_until(lambda: self.find() is None or ready(), timeout=timeout, interval=0.02)
         if self.find() is None:
             raise ServerStartError(self.name, "the process ended", self.log, self.log_lines(since=since))
         if not finished:
-            self.kill()
+            if own:
+                self.kill()
             reason = f"it was not ready after {timeout:g} seconds"
             raise ServerStartError(self.name, reason, self.log, self.log_lines(since=since))
 

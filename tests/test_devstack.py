@@ -246,6 +246,38 @@ def test_a_paused_postgres_answers_nothing_until_it_is_resumed(own_postgres):
     assert query(server.dsn, "SELECT 1") == 1
 
 
+def test_a_start_waits_for_a_postgres_that_another_has_launched(own_postgres):
+    """As after an `up` that was interrupted: the next one returned at once, and nobody could connect."""
+    server: Postgres = own_postgres()
+    server.stop()
+    server._launch((server.directory / "data").resolve())
+    Postgres(server.directory).start()
+    assert query(server.dsn, "SELECT 1") == 1
+
+
+def test_a_paused_postgres_is_not_taken_for_one_that_is_started(own_postgres):
+    server: Postgres = own_postgres()
+    server.pause()
+    with pytest.raises(ServerStateError, match=r"postgres is paused: resume it, by .* resume postgres`"):
+        Postgres(server.directory).start()
+    server.resume()
+    server.start()
+
+
+def test_a_server_that_another_has_launched_is_not_killed_where_it_is_not_ready_in_time(tmp_path: Path):
+    process = ServerProcess("server", tmp_path)
+    process.spawn(["sleep", "1000"], env=os.environ, cwd=tmp_path, account=None)
+    try:
+        with pytest.raises(ServerStartError, match="not ready after 0"):
+            process.await_ready(lambda: False, timeout=0, own=False)
+        process.require()
+        with pytest.raises(ServerStartError, match="not ready after 0"):
+            process.await_ready(lambda: False, timeout=0)
+        assert process.find() is None
+    finally:
+        process.kill()
+
+
 def test_a_paused_postgres_can_be_stopped_and_killed(own_postgres):
     server: Postgres = own_postgres()
     server.pause()
@@ -602,6 +634,36 @@ def test_kafka_keeps_acknowledged_messages_through_sigkill_and_sigstop(own_kafka
     assert wait_until(lambda: answers(port), timeout=SECONDS)
 
     assert asyncio.run(received(kafka.bootstrap, "numbers")) == [b"1", b"2"]
+
+
+def test_a_start_waits_for_brokers_that_another_has_launched_and_takes_no_paused_one_for_started(
+    sidings_server_directory,
+):
+    """As after an `up` that was interrupted: the next one returned at once, and nothing answered."""
+    kafka = Kafka(sidings_server_directory("new-kafka"))
+    try:
+        kafka._invent()
+        launched = kafka.broker(1)
+        launched.launch()
+        Kafka(kafka.directory).start()
+        assert answers(launched.plan.port)
+
+        kafka.pause()
+        with pytest.raises(ServerStateError, match=r"kafka-1 is paused: resume it, by .* resume kafka-1`"):
+            Kafka(kafka.directory).start()
+        with pytest.raises(ServerStateError, match="paused"):
+            kafka.broker(1).start()
+        kafka.resume()
+        kafka.broker(1).start()
+        assert answers(launched.plan.port)
+
+        other = kafka.broker(1)
+        other.launch()  # does nothing
+        launched.kill()
+        with pytest.raises(ServerStartError, match="the process ended"):
+            other.await_ready()
+    finally:
+        kafka.remove()
 
 
 def test_a_kafka_that_cannot_start_shows_its_log(own_kafka):
