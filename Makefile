@@ -80,7 +80,10 @@ lock: $(READY) ## write requirements/*.lock after pyproject.toml has changed; UP
 
 clean: ## stop and delete the servers, delete the virtual environment and all that was generated
 	@if [ -x $(BIN)/python ] && [ -d .sidings-devstack ]; then $(BIN)/python -m sidings.devstack down --delete; fi
-	rm -rf $(VENV) .sidings-devstack build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@rmdir .sidings-devstack/sessions 2>/dev/null || true
+	@if [ -d .sidings-devstack/sessions ]; then echo "Tests run, or were killed: .sidings-devstack stays, by which" \
+		"their servers are found."; else rm -rf .sidings-devstack; fi
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment whose making was interrupted has its Python, but no pip: it is made anew.

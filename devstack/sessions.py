@@ -14,7 +14,7 @@ from .locations import home
 from .postgres import Postgres
 from .process import birth
 
-__all__ = ["session_directory"]
+__all__ = ["session_directory", "sweep"]
 
 OWNER = "owner"  # file: pid and birth of the process that runs the session
 log = logging.getLogger(__name__)
@@ -38,6 +38,14 @@ def session_directory() -> Generator[Path]:
     finally:
         with _alone(sessions):
             _remove(directory)
+
+
+def sweep(home: Path) -> None:
+    """Kill the servers of killed test sessions under this home of a devstack, and delete their data."""
+    sessions = home / "sessions"
+    if sessions.is_dir():
+        with _alone(sessions):
+            _sweep(sessions)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from .errors import ServerStateError
 from .kafka import Kafka
 from .locations import home
 from .postgres import Postgres
+from .sessions import sweep
 from .state import ServerStatus
 
 __all__ = ["Endpoints", "Stack", "ensure", "external"]
@@ -107,10 +108,11 @@ class Stack:
         return [self.postgres.status(), *self.kafka.status()]
 
     def remove(self) -> None:
-        """Kill both and delete all their data."""
+        """Kill both and delete all their data; also the servers of killed test sessions. Those of others go on."""
         with self._lock():
             self.kafka.remove()
             self.postgres.remove()
+        sweep(self.directory)
 
     @contextmanager
     def _lock(self) -> Generator[None]:

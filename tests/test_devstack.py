@@ -473,32 +473,57 @@ def test_a_removed_server_leaves_none_of_its_memory(own_postgres):
     assert own.isdisjoint(segments())
 
 
-def test_the_servers_of_a_killed_test_session_are_removed_by_the_next_one(
-    sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
-):
-    home = sidings_devstack_directory / "home"
-    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(home))
-    script = """if True:
-        from sidings.devstack import Postgres
-        from sidings.devstack.sessions import session_directory
-        with session_directory() as directory:
-            server = Postgres(directory / "postgres")
-            server.start()
-            print(server.pid, flush=True)
-            input()
-    """
+SESSION = """if True:
+    from sidings.devstack import Postgres
+    from sidings.devstack.sessions import session_directory
+    with session_directory() as directory:
+        server = Postgres(directory / "postgres")
+        server.start()
+        print(server.pid, flush=True)
+        input()
+"""
+
+
+def killed_session() -> psutil.Process:
+    """A server whose test session was killed."""
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SESSION], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as session:
         assert session.stdout is not None
         left = psutil.Process(int(session.stdout.readline()))
         session.kill()
         session.wait(SECONDS)
     assert not gone(left)
+    return left
 
+
+def test_the_servers_of_a_killed_test_session_are_removed_by_the_next_one(
+    sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(sidings_devstack_directory / "home"))
+    left = killed_session()
     with session_directory() as directory:
         assert gone(left)
         assert list(directory.parent.iterdir()) == [directory]
+
+
+def test_the_servers_of_a_killed_test_session_are_removed_by_down_delete_and_those_of_others_stay(
+    sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`make clean` then deleted all that told of them."""
+    home = sidings_devstack_directory / "home"
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(home))
+    left = killed_session()
+    try:
+        assert run_devstack(home, "down", "--delete").returncode == 0
+        assert gone(left)
+        assert list((home / "sessions").iterdir()) == []
+        with session_directory() as directory:
+            assert run_devstack(home, "down", "--delete").returncode == 0
+            assert list(directory.parent.iterdir()) == [directory]
+    finally:
+        with session_directory():
+            pass  # which removes what is left
 
 
 KILLED = """
