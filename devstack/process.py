@@ -84,11 +84,16 @@ class ServerProcess:
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
             )
-        # Reaped at once, whoever killed it: Postgres takes a zombie for a running server and would not start.
-        threading.Thread(target=child.wait, name=f"reap {self.name}", daemon=True).start()
-        partial = self.pid_file.with_suffix(".pid.new")
-        partial.write_text(json.dumps({"pid": child.pid, "birth": birth(child.pid) or "died at once"}))
-        partial.replace(self.pid_file)
+        try:
+            # Reaped at once, whoever killed it: Postgres takes a zombie for a running server and would not start.
+            threading.Thread(target=child.wait, name=f"reap {self.name}", daemon=True).start()
+            partial = self.pid_file.with_suffix(".pid.new")
+            partial.write_text(json.dumps({"pid": child.pid, "birth": birth(child.pid) or "died at once"}))
+            partial.replace(self.pid_file)
+        except BaseException:  # a full disk, Ctrl-C: nobody would find it
+            child.kill()
+            child.wait()
+            raise
 
     def find(self) -> psutil.Process | None:
         """The running process, or None. A pid file that names another process, or cannot be read, is ignored."""

@@ -1,6 +1,7 @@
 """The devstack itself: servers that can be started, found again, killed and paused, and their fixtures."""
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -444,6 +445,27 @@ def test_a_pid_file_that_names_another_process_sends_no_signal(tmp_path: Path):
         assert bystander.poll() is None
     finally:
         bystander.communicate(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_process_whose_pid_cannot_be_written_is_killed(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It went on, and nobody could find it."""
+    before = psutil.Process().children()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    process = ServerProcess("server", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(type(error)):
+            process.spawn(["sleep", "1000"], env=os.environ, cwd=tmp_path, account=None)
+    left = [child for child in psutil.Process().children() if child not in before and not gone(child)]
+    for child in left:
+        child.kill()
+    assert left == []
 
 
 def test_a_killed_server_leaves_no_zombie(own_postgres):
