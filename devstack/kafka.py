@@ -9,12 +9,14 @@ from pathlib import Path
 
 from .broker import Broker, BrokerPlan, kafka_id
 from .errors import DevstackError, ServerStartError, ServerStateError
-from .locations import LOOPBACK, free_ports
+from .locations import LOOPBACK, free_ports, is_free
 from .process import ServerProcess
 from .state import SavedState, ServerState, ServerStatus
 from .tls import TlsFiles, make_certificates
 
 __all__ = ["Kafka"]
+
+PORTS = ("ports", "controllers", "secure_ports")  # as the state names them
 
 
 class Kafka:
@@ -113,21 +115,20 @@ class Kafka:
             ServerStartError: A broker ended or did not answer in time; the text carries its last log lines.
             ToolMissingError: There is no Java, or nothing to fetch Kafka's jars with.
         """
-        if "cluster" not in self._state:
+        created = "cluster" not in self._state
+        if created:
             self._invent()
         self._check_shape()
-        brokers = self.brokers
-        started = [broker for broker in brokers if broker.pid is None]
-        running = [broker for broker in brokers if broker not in started]
-        try:
-            for broker in (*running, *started):  # a paused one is told before any is started
-                broker.launch()
-            for broker in brokers:  # also those that run: whoever started them may have been interrupted
-                broker.await_ready()
-        except ServerStartError:
-            for broker in started:
-                broker.kill()
-            raise
+        while True:
+            try:
+                self._start_brokers()
+                return
+            except ServerStartError:
+                taken = not all(is_free(port) for name in PORTS for port in self._numbers(name))
+                if not (created and taken and self._port is None):
+                    raise
+                # Somebody has taken a port since it was chosen. Nobody knows them yet, so others do as well.
+                self._state.update(**self._chosen_ports())
 
     def stop(self) -> None:
         """Shut all brokers down cleanly, at the same time; one that needs more than 20 seconds is killed."""
@@ -163,6 +164,20 @@ class Kafka:
 
     # -- how it is made
 
+    def _start_brokers(self) -> None:
+        brokers = self.brokers
+        started = [broker for broker in brokers if broker.pid is None]
+        running = [broker for broker in brokers if broker not in started]
+        try:
+            for broker in (*running, *started):  # a paused one is told before any is started
+                broker.launch()
+            for broker in brokers:  # also those that run: whoever started them may have been interrupted
+                broker.await_ready()
+        except ServerStartError:
+            for broker in started:
+                broker.kill()
+            raise
+
     def _each(self, action: Callable[[Broker], None]) -> None:
         brokers = self.brokers
         if brokers:
@@ -178,22 +193,23 @@ class Kafka:
     def _invent(self) -> None:
         """Choose what stays for the cluster's life: its id, ports, password and certificates."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        values = {"password": secrets.token_urlsafe(18)}
+        if self._secure:
+            values["store_password"] = make_certificates(self.directory / "tls").password
+        self._state.update(**values, **self._chosen_ports(), cluster=kafka_id())
+
+    def _chosen_ports(self) -> dict[str, str]:
         count = self._wanted or 1
         voters = 3 if count >= 3 else 1
         free = free_ports(2 * count + voters + 1)
         if self._port is not None:
             free = [self._port, *(port for port in free if port != self._port)]
-        chosen = {
-            "ports": free[:count],
-            "controllers": free[count : count + voters],
-            "secure_ports": list[int](),
-        }
-        values = {"password": secrets.token_urlsafe(18)}
-        if self._secure:
-            chosen["secure_ports"] = free[count + voters : 2 * count + voters]
-            values["store_password"] = make_certificates(self.directory / "tls").password
-        ports = {name: ",".join(map(str, numbers)) for name, numbers in chosen.items()}
-        self._state.update(**values, **ports, cluster=kafka_id())
+        chosen = (
+            free[:count],
+            free[count : count + voters],
+            free[count + voters : 2 * count + voters] if self._secure else [],
+        )
+        return {name: ",".join(map(str, numbers)) for name, numbers in zip(PORTS, chosen, strict=True)}
 
     def _check_shape(self) -> None:
         count, secured = len(self._nodes()), bool(self._numbers("secure_ports"))

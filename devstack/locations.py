@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .errors import DevstackError
 
-__all__ = ["cache_directory", "free_port", "free_ports", "home"]
+__all__ = ["cache_directory", "free_port", "free_ports", "home", "is_free"]
 
 # Below the range that systems hand out to outgoing connections (32768 and up on Linux, 49152 on macOS). A
 # port of that range could be taken by any client while its server is down; and a client that retries
@@ -40,13 +40,19 @@ def free_ports(count: int) -> list[int]:
     """As many different ports that nothing listens on now."""
     free: list[int] = []
     for port in random.SystemRandom().sample(PORTS, 200 + count):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-        free.append(port)
+        if is_free(port):
+            free.append(port)
         if len(free) == count:
             return free
     raise DevstackError(f"no free TCP port found between {PORTS.start} and {PORTS.stop}")
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on this loopback TCP port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True

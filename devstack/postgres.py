@@ -15,7 +15,7 @@ from urllib.parse import quote
 from .accounts import open_directory, server_account
 from .binaries import postgres_program
 from .errors import ServerStartError, ServerStateError
-from .locations import LOOPBACK, free_port
+from .locations import LOOPBACK, free_port, is_free
 from .process import ServerProcess, clean_environment
 from .state import SavedState, ServerStatus, describe
 
@@ -114,7 +114,7 @@ class Postgres:
         self.directory.mkdir(parents=True, exist_ok=True)
         account = server_account()
         data = open_directory(self.directory / "data", account)
-        self._ensure_cluster(data)
+        created = self._ensure_cluster(data)
         deadline = time.monotonic() + START_SECONDS
         while True:
             since = self._process.log_size()
@@ -123,6 +123,10 @@ class Postgres:
                 self._process.await_ready(self._says_ready, timeout=deadline - time.monotonic(), since=since)
                 return
             except ServerStartError as error:
+                if created and self._port is None and not is_free(self.port) and time.monotonic() < deadline:
+                    # Somebody has taken the port since it was chosen. Nobody knows it yet, so another does as well.
+                    self._state.update(port=str(free_port()))
+                    continue
                 # After a SIGKILL from elsewhere the old server's children may take a moment to notice and
                 # leave.
                 signs = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
@@ -166,14 +170,14 @@ class Postgres:
             shutil.rmtree(data.resolve(), ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _ensure_cluster(self, data: Path) -> None:
+    def _ensure_cluster(self, data: Path) -> bool:
         """Create the cluster, unless it is complete: its password is stored last. What a killed process has left of
-        one is deleted."""
+        one is deleted. Returns whether it was created."""
         # An `initdb` whose starter was killed goes on, and has the lock until it ends.
         with (self.directory / "initdb.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if "password" in self._state:
-                return
+                return False
             left = list(data.iterdir())
             if left and "initdb" not in self._state:  # a folder of the user's own, named by mistake
                 raise ServerStateError(f"{data} holds files, but no server of the devstack: name another directory")
@@ -181,6 +185,7 @@ class Postgres:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             self._state.update(initdb="begun")
             self._create_cluster(data, lock.fileno())
+            return True
 
     def _create_cluster(self, data: Path, lock: int) -> None:
         account = server_account()

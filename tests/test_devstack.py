@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -30,7 +31,9 @@ from sidings.devstack import (
     ToolMissingError,
     broker,
     jars,
+    kafka,
     locations,
+    postgres,
 )
 from sidings.devstack.accounts import reachable
 from sidings.devstack.broker import Broker, answers
@@ -980,6 +983,53 @@ def test_ports_lie_below_those_of_outgoing_connections():
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if outgoing.exists() and int(outgoing.read_text().split()[0]) == 32768:  # Linux's default
         assert max(PORTS) < 32768
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port on which somebody else listens."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", free_ports(1)[0]))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_port_that_is_taken_before_the_first_start_of_a_postgres_is_chosen_anew(
+    new_postgres: Postgres, taken_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    """It was kept, and no start succeeded; one that has once been told to others stays."""
+    ports = [taken_port]
+    monkeypatch.setattr(postgres, "free_port", lambda: ports.pop() if ports else free_ports(1)[0])
+    new_postgres.start()
+    assert query(new_postgres.dsn, "SELECT 1") == 1
+
+    kept = new_postgres.port
+    new_postgres.stop()
+    with socket.create_server(("127.0.0.1", kept)), pytest.raises(ServerStartError, match="already in use"):
+        new_postgres.start()
+    assert new_postgres.port == kept
+
+
+@pytest.mark.long
+def test_ports_that_are_taken_before_the_first_start_of_a_kafka_are_chosen_anew(
+    sidings_server_directory, taken_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    given = Kafka(sidings_server_directory("new-kafka"), port=taken_port)
+    try:
+        with pytest.raises(ServerStartError, match="already in use"):  # a port that was asked for stays
+            given.start()
+    finally:
+        given.remove()
+
+    chosen = [[taken_port]]
+    cluster = Kafka(sidings_server_directory("new-kafka"))
+    monkeypatch.setattr(kafka, "free_ports", lambda count: [*(chosen.pop() if chosen else []), *free_ports(count)])
+    try:
+        cluster.start()
+        assert answers(cluster.broker(1).plan.port)
+    finally:
+        cluster.remove()
 
 
 # -- servers that the environment names, and the fixtures
