@@ -19,6 +19,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - A job of policy `latest` starts when the database has said that it is the newest of its kind in its lane (`crowded`).
 - A job of policy `parallel` is in no lane, whatever its group.
 - What is paused is not kept in memory: a resumption reads everything anew.
+- A lane whose head waits for a person (it is blocked, its type is paused) goes on with a late job before that head.
 - What is ready, and how many lanes may come back from their backoff at once, `ready` keeps.
 - Of what a person has changed the lane is read again from its first job; what was ended in no lane is taken out.
 """
@@ -249,6 +250,8 @@ class Scheduler:
             lane.more = True
             lane.last = queue[-1].position
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
+        if lane.due == inf and queue[0] is entry:  # a person decides of the one that it waits at, not of this one
+            lane.due = None
         if lane.running is None and not lane.queued:
             self._arm(lane, now)
 
@@ -503,6 +506,8 @@ class Scheduler:
             if entry.origin.draining:  # it is read again, with its due time, if the origin stays after all
                 self._drop_if_empty(lane)
             else:
+                if due == inf and lane.queue and lane.queue[0].position < entry.position:
+                    due = -inf  # a late one goes first, whatever a person decides: the lane is read from it on
                 self._stick(lane, entry, due)
 
     def _forget(self, entry: Entry) -> Entry | None:

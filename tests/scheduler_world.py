@@ -288,6 +288,13 @@ LIVES = {
     "transactions that end late": life(
         {**NO_OWNERSHIP, "begin": 6, "promote": 0, "move": 0}, alone=0.02, failing=0.05, groups=("a", "b")
     ),
+    "transactions that end late, before jobs that are blocked": life(
+        {**NO_OWNERSHIP, "begin": 6, "insert": 8, "commit": 3, "promote": 0, "move": 0, "let_run": 1},
+        alone=0.5,
+        failing=0.6,
+        groups=("a", "b", "c"),
+        origins=("t/0",),
+    ),
     "bursts behind an open transaction": life(
         {**NO_OWNERSHIP, "promote": 0, "move": 0, "commit": 3}, alone=0.5, failing=0.0, groups=("a",), origins=("t/0",)
     ),
@@ -872,8 +879,24 @@ class World:
             accounted = scheduler.knows(row.id) or scheduler.accounts_for(row.origin, row.group, row.position)
             accounted = accounted or scheduler.withholds(row.type, row.origin, row.group)
             assert accounted or row.moved, f"the audit finds {row}"
+        if self.cycles.standing.fence == self.database.fence:  # else a person has let go on what is blocked still
+            self._check_blocked(lanes)
         assert scheduler.waiting() >= 0
         assert scheduler.ready >= 0
+
+    def _check_blocked(self, lanes: list[Lane]) -> None:
+        """A lane that waits for a person does so at the first job of its group: no other one can be released."""
+        for lane in lanes:
+            if lane.due != inf or lane.origin.draining:
+                continue
+            name = lane.origin.name
+            rows = [r for r in self.database.rows.values() if (r.origin, r.group) == (name, lane.group)]
+            if any(row.moved and row.run_at == inf for row in rows):  # it was the first, and has another place now
+                continue
+            rows = [row for row in rows if row.id in self.shown[name] and row.policy != PARALLEL and not row.held]
+            first = min(rows, key=lambda row: row.position or 0, default=None)
+            blocked = first is None or first.run_at == inf or self._paused(first)
+            assert blocked, f"{lane.group} waits for a person, before {first}"
 
     def _check_lanes(self, lanes: list[Lane]) -> None:
         """None stands still: each runs a job, may run one, waits for its time, or is about to be read."""

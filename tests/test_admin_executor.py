@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
 from sidings.jobs.admin import JobState
 from tenacity import stop_after_attempt, wait_fixed
@@ -307,6 +308,50 @@ async def test_a_group_that_was_blocked_for_good_starts_its_policy_anew(database
         await admin.retry_now(first)
         await drained(database)
     assert trips.started == [1, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("it_commits", ["while the head runs", "when the head is blocked"])
+async def test_a_job_that_commits_late_runs_before_the_blocked_head_of_its_group(
+    database: str, admin: Admin, trips: Trips, it_commits: str
+):
+    """It waited for ever. No person could release the group, whose first job neither backed off nor was blocked."""
+    go_on, prometheus = asyncio.Event(), CollectorRegistry()
+    if it_commits == "when the head is blocked":
+        go_on.set()
+
+    @trips.registry.job(group="transport", retry=Retry(stop=stop_after_attempt(1), on_exhausted="block"))
+    async def blocks(job: Job[Ride]) -> None:
+        trips.started.append(job.payload.number)
+        await go_on.wait()
+        if "a" in trips.broken:
+            raise ValueError("a is broken")
+
+    @trips.registry.job(group="transport")
+    async def well(job: Job[Ride]) -> None:
+        trips.started.append(job.payload.number)
+
+    def late_rows() -> float | None:
+        return prometheus.get_sample_value("sidings_late_rows_total", {"service": "test"})
+
+    trips.broken.add("a")
+    async with running(database, trips.registry, prometheus=prometheus), connected(database) as late:
+        transaction = late.transaction()
+        await transaction.start()
+        [first] = await well.enqueue_many(late, [ride(1)], origin=ORIGIN)
+        head, _ = await enqueue(database, blocks, [ride(2), ride(3)])
+        await trips.has_started(2)
+        if it_commits == "when the head is blocked":
+            await in_state(admin, head, "blocked")
+        await transaction.commit()
+        await eventually(late_rows, "it is read")
+        go_on.set()
+        await in_history(database, first)
+        [group] = await admin.blocked_groups()
+        assert (group.head, group.state, group.behind) == (head, "blocked", 1)
+        trips.broken.clear()
+        assert await admin.release_group(ORIGIN, "a", reason="mended") == head
+        await drained(database)
+    assert trips.started == [2, 1, 2, 3]
 
 
 async def test_a_cleared_group_starts_nothing_of_what_was_there(database: str, admin: Admin, trips: Trips):

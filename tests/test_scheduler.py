@@ -3,6 +3,7 @@
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import pytest
@@ -392,6 +393,46 @@ def test_a_late_row_before_a_head_that_backs_off_waits_with_its_group_and_goes_f
     rig.wait(10.0)
     rig.refill([5, 6])
     assert rig.run() == [3, 5, 6]
+
+
+@pytest.mark.parametrize("late_row_comes", ["while the head runs", "when the head is blocked"])
+def test_a_late_row_before_a_blocked_head_goes_first_and_then_its_group_is_blocked_again(late_row_comes: str):
+    """It waited for ever, and since the head was not the first of its group any more, no person could release it."""
+    rig = Rig()
+    rig.put([5, 6])
+    [head] = rig.choose()
+    if late_row_comes == "while the head runs":
+        rig.put(3)
+    rig.scheduler.again(head, due=inf)
+    if late_row_comes == "when the head is blocked":
+        rig.put(3)
+    rig.wait(0.0)
+
+    def refill() -> None:
+        lane = rig.queue.lanes["a"]
+        del rig.scheduler.hungry[lane]
+        rows = [rig.entry(3), rig.entry(5, attempt=2, due=inf), rig.entry(6)]
+        rows = [row for row in rows if row.position > lane.last and row.id not in ran]
+        rig.scheduler.refilled(lane, rows, size=4, upto=6, left_out=False, now=rig.now)
+
+    ran: list[int] = []
+    for _ in range(3):
+        if rig.scheduler.hungry:
+            refill()
+        ran += rig.run()
+    assert ran == [3]
+    assert stuck_lanes(rig.scheduler) == [rig.queue.lanes["a"]]
+    assert (rig.scheduler.next_due(), rig.in_memory) == (None, 0)
+
+
+def test_a_late_row_before_a_head_of_a_paused_type_goes_first_unless_it_is_paused_itself():
+    rig = Rig()
+    rig.scheduler.pause(Pauses(frozenset({"paused"}), frozenset(), frozenset()))
+    rig.put(5, type="paused")
+    rig.put(4, type="paused")
+    assert (rig.choose(), rig.in_memory) == ([], 0)
+    rig.put(3)
+    assert rig.run() == [3]
 
 
 def test_a_failed_job_without_a_group_leaves_memory_until_it_is_promoted():
