@@ -67,6 +67,7 @@ class Watchdog:
         self._asked_at: float | None = None  # None: the event loop has answered
         self._reported = False
         self._told: set[Entry] = set()  # whose handlers take no notice
+        self._failing: set[str] = set()  # looks that have raised, and have been told of
 
     def start(self) -> None:
         """Start watching the running event loop."""
@@ -107,12 +108,21 @@ class Watchdog:
     def _run(self) -> None:
         tick = min(0.25, self._settings.lease_seconds / 30)  # a part of the margin between deadline and lease
         while not self._stop.wait(tick):
-            self._look_at_loop()
-            self._look_at_cancelled()
-            self._look_at_deadlines()
+            for look in (self._look_at_loop, self._look_at_cancelled, self._look_at_deadlines):
+                self._try(look)
         while self._workers.running():  # handlers that could not be stopped, under leases that nobody renews any more
             time.sleep(tick)
-            self._look_at_deadlines()
+            self._try(self._look_at_deadlines)
+
+    def _try(self, look: Callable[[], None]) -> None:
+        """Whatever fails in one look, the others and the next ones are made: without them no lease is kept to."""
+        try:
+            look()
+            self._failing.discard(look.__name__)
+        except Exception as error:  # noqa: BLE001 - it is logged, once, if that is possible
+            if look.__name__ not in self._failing:
+                self._failing.add(look.__name__)
+                _aside(lambda error=error: log.error("the watchdog has failed, and goes on: %r", error, exc_info=error))
 
     def _look_at_loop(self) -> None:
         if self._loop is None or self._loop.is_closed():
@@ -124,8 +134,8 @@ class Watchdog:
         silent = self.stalled_seconds()
         if silent >= self._settings.stall_warn_seconds and not self._reported:
             self._reported = True
-            text, stack = "the event loop has not answered for %.1f s; it is blocked here:\n%s", self._stack()
-            _aside(lambda: log.warning(text, silent, stack))
+            text, calls = "the event loop has not answered for %.1f s; it is blocked here:\n%s", self._calls()
+            _aside(lambda: log.warning(text, silent, _stack(calls)))
         if silent >= self._settings.stall_seconds and not self._leases.suspended:
             self._leases.suspended = True
             end = "the event loop has not answered for %.1f s: its leases are not renewed any more"
@@ -140,10 +150,16 @@ class Watchdog:
         if reported:
             log.warning("the event loop answers again after %.1f s", silent)
 
-    def _stack(self) -> str:
+    def _calls(self) -> list[tuple[str, int, str]]:
+        """What the loop's thread is in, the innermost last: file, line, and function. Without the lines' texts, which
+        are read from the disk: that may be what blocks the event loop."""
         # The documented way to see another thread's stack, its underscore notwithstanding.
         frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)"
+        calls: list[tuple[str, int, str]] = []
+        while frame is not None:
+            calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return calls[::-1]
 
     def _look_at_deadlines(self) -> None:
         if not self._settings.exit_when_fenced:
@@ -159,14 +175,20 @@ class Watchdog:
 
 
 def _aside(work: Callable[[], None], *, wait_seconds: float = 0.0) -> None:
-    """Log in a thread of its own: that fails where the disk is full, and hangs where nobody reads the pipe that the log
-    goes to, which may be what blocks the event loop. Neither may keep the watchdog from its duty."""
+    """Log in a thread of its own: that fails where the disk is full, and hangs where the disk does, or where nobody
+    reads the pipe that the log goes to, which may be what blocks the event loop. None of it may keep the watchdog from
+    its duty."""
     thread = threading.Thread(target=work, name="sidings watchdog's log", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no more threads: then without a word
         return
     thread.join(wait_seconds)
+
+
+def _stack(calls: list[tuple[str, int, str]]) -> str:
+    frames = [traceback.FrameSummary(file, line, name) for file, line, name in calls]
+    return "".join(traceback.format_list(frames)) if frames else "(no stack)"
 
 
 def _last_words(entry: Entry) -> None:

@@ -14,6 +14,7 @@ a test kills. Its times are those of CLOCK_BOOTTIME, which all processes of the 
 import argparse
 import asyncio
 import json
+import linecache
 import logging
 import os
 import random
@@ -146,6 +147,12 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
         with Path("/dev/full").open("w") as disk:
             handler.setStream(disk)
             await blocking(job)
+
+    @jobs.job(group="g")
+    async def unreadable(job: Job[Work]) -> None:
+        """Blocks the event loop while the disk with the source files hangs."""
+        linecache.checkcache = linecache.updatecache = cast(Any, lambda *_: threading.Event().wait())
+        await blocking(job)
 
     @jobs.job(group="g", transactional=True, retry=Retry(wait=wait_fixed(0.05)))
     async def transfer(job: Job[Work]) -> None:

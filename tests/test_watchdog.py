@@ -92,11 +92,11 @@ async def test_a_process_that_hangs_for_too_long_ends_itself_and_is_taken_over(d
         assert await fleet.outcomes(hanging) == ["lost", "succeeded"]
 
 
-@pytest.mark.parametrize("log", ["stuck", "full"])
-async def test_a_process_that_hangs_ends_itself_also_when_it_cannot_say_so(database: str, tmp_path: Path, log: str):
+@pytest.mark.parametrize("disk", ["stuck", "full", "unreadable"])
+async def test_a_process_that_hangs_ends_itself_also_when_it_cannot_say_so(database: str, tmp_path: Path, disk: str):
     async with Fleet(database, tmp_path, executor={"lease_seconds": 3.0}) as fleet:
         gate = fleet.gate()
-        (hanging,) = await fleet.enqueue(log, ["t/0"], gate=str(gate))
+        (hanging,) = await fleet.enqueue(disk, ["t/0"], gate=str(gate))
         hung = fleet.spawn("hung", ORIGINS, stall_warn_seconds=0.2, stall_seconds=0.5)
         await until(lambda: fleet.started(hanging), "the handler to block")
         heir = fleet.spawn("heir", ORIGINS)
@@ -401,6 +401,44 @@ def test_the_watchdog_looks_often_enough(lease_seconds: float):
     watchdog._stop = cast(Any, SimpleNamespace(wait=lambda seconds: waits.append(seconds) or True))
     watchdog._run()
     assert waits[0] < min(settings.margin_seconds, settings.stall_warn_seconds)
+
+
+async def test_a_look_that_fails_is_told_of_once_and_does_not_end_the_watch(caplog: pytest.LogCaptureFixture):
+    exits: list[int] = []
+    watchdog, looks = a_watchdog(Working(an_entry(1, deadline=now())), exits), iter([False, False, True])
+    watchdog._workers.running = lambda: 0  # type: ignore[method-assign]
+    watchdog._stop = cast(Any, SimpleNamespace(wait=lambda seconds: next(looks)))
+
+    def fails() -> None:
+        raise OSError("no such thing")
+
+    watchdog._look_at_loop = fails  # type: ignore[method-assign]
+    watchdog._run()
+    assert exits == [70, 70]
+
+    def told() -> list[str]:
+        return [line for record in caplog.records if "no such thing" in (line := record.getMessage())]
+
+    await eventually(told)
+    assert len(told()) == 1
+
+
+def test_the_last_look_at_handlers_that_go_on_is_made_again_when_it_fails():
+    """Under leases that nobody renews any more."""
+    exits: list[int] = []
+    watchdog, left = a_watchdog(Working(an_entry(1, deadline=now())), exits), iter([1, 1, 0])
+    watchdog._workers.running = lambda: next(left)  # type: ignore[method-assign]
+    watchdog.stop()
+    look, failures = watchdog._look_at_deadlines, iter([True, False])
+
+    def fails_once() -> None:
+        if next(failures):
+            raise OSError("no such thing")
+        look()
+
+    watchdog._look_at_deadlines = fails_once  # type: ignore[method-assign]
+    watchdog._run()
+    assert exits == [70]
 
 
 def test_a_loop_that_is_closed_does_not_stall():
