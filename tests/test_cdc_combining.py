@@ -637,6 +637,63 @@ def test_a_second_end_that_says_otherwise_is_told_and_changes_nothing():
     assert not opened
 
 
+TEN = [Row("Customers", "INSERT", {"customer_id": number}) for number in range(1, 11)]
+AUDIT = [Row("Audit", "INSERT", {"id": number}) for number in range(1, 6)]
+
+
+def again(first: Sequence[Row], then: Sequence[Row]) -> tuple[list[Item], list[Item], list[Item]]:
+    """What Debezium before dbz#633 sends if it is started again inside a transaction: rows; rows whose ordinals begin
+    at 1 once more, at another time; END, which counts these alone."""
+    (before, _), (after, boundaries) = debezium_rows("5", first), debezium_rows("5", then)
+    rows = [json.loads(value) for value in after]
+    after = [json.dumps(row | {"ts_ms": 5, "source": row["source"] | {"lsn": 7}}).encode() for row in rows]
+    parts = (before, "a"), (after, "b"), (boundaries, "shop.transaction")
+    old, new, end = (decoded(values, by=DEBEZIUM, topic=topic) for values, topic in parts)
+    return old, new, end
+
+
+@pytest.mark.parametrize("batches", [(0, 0, 0), (0, 1, 2), (1, 0, 2), (0, 2, 2)])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (TEN[:5], TEN[5:]),  # it was stopped
+        (TEN[:5], TEN[3:]),  # it died, and had noted only the first three as sent
+        (AUDIT, TEN[5:]),  # of no group
+        (TEN[:5], AUDIT),
+    ],
+)
+def test_rows_that_are_numbered_anew_inside_a_transaction_are_no_duplicates(
+    batches: tuple[int, ...], first: list[Row], then: list[Row]
+):
+    """They were dropped: END fitted the first rows, and the event of these went out as the whole transaction's."""
+    operator = Operator(DEBEZIUM)
+    parts = list(zip(again(first, then), batches, strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sidings.spark_analytics.transactions.assembling.CHUNK", 100)
+        takes = [[item for part, of_it in parts if of_it == batch for item in part] for batch in range(3)]
+        told = [bodies(operator.take(items)) for items in takes if items]
+    assert not [body["type"] for of_it in told for body in of_it if "type" in body]
+    (contradiction,) = [body for of_it in told for body in of_it if body["alert"] == "contradiction"]
+    assert "has come again, with other content" in contradiction["reason"]
+    assert contradiction["transaction"] == "5"
+    assert not operator.open
+    assert not operator.wait_until(10**6)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_rows_that_come_again_as_they_were_are_duplicates(batches: int):
+    """Whenever, and wherever in the log, the connector has read them; and however their fields are ordered."""
+    rows = [Row("Customers", "INSERT", {"customer_id": number, "name": "ä"}) for number in range(1, 5)] + AUDIT[:1]
+    turned = [Row(row.table, row.operation, dict(reversed(row.data.items()))) for row in rows]
+    old, new, end = again(rows, turned)
+    operator = Operator(DEBEZIUM)
+    takes = [[*old, *new, *end]] if batches == 1 else [old, new, end]
+    sent = [message for items in takes for message in operator.take(items)]
+    assert [body["type"] for body in bodies(sent)] == ["CustomerCreated"] * 4
+    assert not operator.open
+    assert not operator.take([*new, *end])
+
+
 def test_what_does_not_fit_a_finished_transaction_is_told():
     operator = Operator(config(expire_seconds=10, forget_seconds=100))
 

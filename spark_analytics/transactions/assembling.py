@@ -15,6 +15,7 @@ takes two calls: is it finished (a late duplicate), and: it is, now.
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
@@ -24,7 +25,7 @@ from .config import Config
 from .decoding import Item
 from .messages import Outgoing, alert, text_of
 from .ordinals import Ordinals
-from .pending import Pending
+from .pending import Pending, differing
 
 __all__ = ["Assembling", "value_at", "value_of"]
 
@@ -73,9 +74,18 @@ class Assembling:
                 yield from self._late(of_it, done[0])
                 continue
             pending = Pending(now) if before is None else before.pending()
-            rows, told = pending.absorb(self._config.alerts, of_it)
+            rows, again, told = pending.absorb(self._config.alerts, of_it)
             yield from told
             chunks = 0 if before is None else before.chunks
+            if again and (other := differing(again, chain(self._kept(id, chunks), rows))) is not None:
+                # Nobody knows how many rows it has: it must not become complete, whatever comes.
+                reason = f"row {other.ordinal} has come again, with other content: the transaction is given up"
+                yield alert(self._config.alerts, "contradiction", reason, transaction=id, place=other.place)
+                self._done.updateValue((id,), (None,))
+                if before is not None:
+                    self._remove(id, chunks)
+                    closed += 1
+                continue
             if not pending.complete:
                 self._keep(id, pending, chunks, rows, before)
                 if before is None:
@@ -97,7 +107,7 @@ class Assembling:
     def _late(self, items: Iterable[Item], last: int | None) -> Iterator[Outgoing]:
         """What comes of a finished transaction of so many rows: duplicates, or what cannot be of it."""
         if last is not None:
-            _, told = Pending(0, last, Ordinals(f"1-{last}")).absorb(self._config.alerts, items)
+            _, _, told = Pending(0, last, Ordinals(f"1-{last}")).absorb(self._config.alerts, items)
             yield from told
 
     def look(self, at: int, now: int) -> Iterator[Outgoing]:

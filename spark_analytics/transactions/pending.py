@@ -1,5 +1,6 @@
 """A transaction while its rows come in."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -8,7 +9,7 @@ from .decoding import Item
 from .messages import Outgoing, alert
 from .ordinals import Ordinals
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "differing"]
 
 MISSING = 1_000  # ordinals that an alert lists
 
@@ -31,21 +32,27 @@ class Pending:
         """Every one of 1 to `last` has come: none beyond it is let in, so that their number tells."""
         return self.last is not None and len(self.seen) == self.last
 
-    def absorb(self, alerts: str, items: Iterable[Item]) -> tuple[list[tuple[int, str]], list[Outgoing]]:
+    def absorb(self, alerts: str, items: Iterable[Item]) -> tuple[list[tuple[int, str]], list[Item], list[Outgoing]]:
         """Take these in. Duplicates change nothing; what contradicts something that came before is left out, and told.
 
-        Returns the rows that are new, with their ordinals, and the alerts, for the topic `alerts`.
+        Returns the rows that are new, with their ordinals; those that have come again, which may be none of it if they
+        are `differing`; and the alerts, for the topic `alerts`.
         """
         rows: list[tuple[int, str]] = []
+        again: list[Item] = []
         told: list[Outgoing] = []
         for item in items:
             if (problem := self._contradiction(item)) is not None:
                 told.append(alert(alerts, "contradiction", problem, transaction=item.id, place=item.place))
                 continue
             self.last = self.last if item.last is None else item.last
-            if item.ordinal is not None and self.seen.add(item.ordinal) and item.row is not None:
+            if item.ordinal is None:
+                continue
+            if not self.seen.add(item.ordinal):
+                again.append(item)
+            elif item.row is not None:
                 rows.append((item.ordinal, item.row))
-        return rows, told
+        return rows, again, told
 
     def _contradiction(self, item: Item) -> str | None:
         if item.last is not None and self.last not in (None, item.last):
@@ -74,3 +81,16 @@ class Pending:
             missing=list(islice(self.seen.missing(expected), MISSING)),
             missing_count=expected - len(self.seen),
         )
+
+
+def differing(again: Iterable[Item], rows: Iterable[tuple[int, str]]) -> Item | None:
+    """The first of these that is another row than the one that has its ordinal. rows: all of the transaction so far."""
+    again = list(again)
+    ordinals = {item.ordinal for item in again}
+    known = {ordinal: row for ordinal, row in rows if ordinal in ordinals}
+    return next((item for item in again if _content(item.row) != _content(known.get(item.ordinal or 0))), None)
+
+
+def _content(packed: str | None) -> object:
+    """Without the group and the roots, which another configuration may name otherwise. None: of no group."""
+    return None if packed is None else json.loads(packed)[2]
