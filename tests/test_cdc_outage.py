@@ -25,7 +25,7 @@ def test_what_was_told_before_a_long_outage_is_not_given_up_before_the_rest_is_r
     # What does not come then is given up in its time.
     operator.take([decoded(header_rows("u", [UPDATE] * 2))[0]])
     assert [body["transaction"] for body in bodies(operator.wait_until(5_061))] == ["u"]
-    assert not operator.wait_until(5_662)
+    assert [(body["alert"], body["transaction"]) for body in bodies(operator.wait_until(5_662))] == [("given-up", "u")]
     assert not operator.open
 
 

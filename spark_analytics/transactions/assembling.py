@@ -104,11 +104,15 @@ class Assembling:
         self._look_again(now + _ms(self._config.expire_seconds), opened)
         self._add(count, len(opened) - closed)
 
-    def _late(self, items: Iterable[Item], last: int | None) -> Iterator[Outgoing]:
-        """What comes of a finished transaction of so many rows: duplicates, or what cannot be of it."""
-        if last is not None:
-            _, _, told = Pending(0, last, Ordinals(f"1-{last}")).absorb(self._config.alerts, items)
-            yield from told
+    def _late(self, items: list[Item], last: int | None) -> Iterator[Outgoing]:
+        """What comes of a finished transaction of so many rows: duplicates, or what cannot be of it. None: it was given
+        up, and what comes is lost, which is told once in a micro-batch."""
+        if last is None:
+            reason = f"records that have come after the transaction was given up: {len(items)}"
+            yield alert(self._config.alerts, "given-up", reason, transaction=items[0].id, place=items[0].place)
+            return
+        _, _, told = Pending(0, last, Ordinals(f"1-{last}")).absorb(self._config.alerts, items)
+        yield from told
 
     def look(self, at: int, now: int) -> Iterator[Outgoing]:
         """The timer that was set for `at` has gone off: what is still open is told, or given up."""
@@ -129,6 +133,7 @@ class Assembling:
             if state is None or state.since > at:
                 continue  # it has become complete; what has its id now began later, and has a time of its own
             if state.alerted and (not stood_still or at % 2):
+                yield state.pending().given_up(self._config.alerts, id, now)
                 self._remove(id, state.chunks)
                 self._done.updateValue((id,), (None,))
                 given_up += 1

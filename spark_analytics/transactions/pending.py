@@ -66,14 +66,23 @@ class Pending:
     def overdue(self, alerts: str, id: str, now: int) -> Outgoing:
         """The alert that it is incomplete; the article's `signalExpiredTransaction`."""
         seconds = round((now - self.since) / 1000)
-        if self.last is None:
-            reason = f"no last event yet after {seconds} s"
-        else:
-            reason = f"{self.last - len(self.seen)} of {self.last} rows have not come within {seconds} s"
+        reason = f"no last event yet after {seconds} s" if self.last is None else self._not_come(self.last, seconds)
+        return self._told(alerts, "incomplete", reason, id)
+
+    def given_up(self, alerts: str, id: str, now: int) -> Outgoing:
+        """The alert that it is waited for no more: its rows are in no event."""
+        seconds = round((now - self.since) / 1000)
+        reason = f"no last event within {seconds} s" if self.last is None else self._not_come(self.last, seconds)
+        return self._told(alerts, "given-up", f"{reason}: the transaction is given up", id)
+
+    def _not_come(self, last: int, seconds: int) -> str:
+        return f"{last - len(self.seen)} of {last} rows have not come within {seconds} s"
+
+    def _told(self, alerts: str, kind: str, reason: str, id: str) -> Outgoing:
         expected = self.last or self.seen.highest
         return alert(
             alerts,
-            "incomplete",
+            kind,
             reason,
             transaction=id,
             last=self.last,
