@@ -29,7 +29,30 @@ async def test_a_topic_that_is_left_out_is_named_before_anything_is_done(
         with pytest.raises(ConfigurationError, match=f"'{topics['more']}' is left out, .* put it back"):
             check_topics(spark, one)
     check_topics(spark, both)
-    check_topics(spark, one.model_copy(update={"kafka_options": {"failOnDataLoss": "false"}}))
+    lossy = one.model_copy(update={"kafka_options": {"failOnDataLoss": "false"}})
+
+    def written(*names: str) -> None:
+        for name in names:
+            file = Path(one.checkpoint) / name
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+
+    # That start may end before Spark has gone on without the topic: then it is as it was.
+    written("offsets/0")
+    for _ in range(2):
+        check_topics(spark, lossy)
+        with pytest.raises(ConfigurationError, match="is left out"):
+            check_topics(spark, one)
+    written("commits/0", "offsets/1")  # it has done the last micro-batch again, which had the topic
+    with pytest.raises(ConfigurationError, match="is left out"):
+        check_topics(spark, one)
+    check_topics(spark, both)  # put back after all, so that it has to be left out anew
+    written("commits/1")
+    with pytest.raises(ConfigurationError, match="is left out"):
+        check_topics(spark, one)
+    check_topics(spark, lossy)
+    written("offsets/2", "commits/2")
+    check_topics(spark, one)
     check_topics(spark, one)
 
 

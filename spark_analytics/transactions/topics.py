@@ -8,7 +8,8 @@ the old one, and all that stands before that is passed over without a word. So t
 kept in the checkpoint: `topics/<name>/<id>`, an empty file for each.
 
 Of one that is left out Spark says that it was deleted, but only when it has written into the checkpoint that it is not
-read any more: from then on the query does not go on with it either.
+read any more: from then on the query does not go on with it either. `topics/<name>/.left-out-<number>`, another empty
+file, says that a start was allowed to go on without it, and which micro-batch is the last one that may have it.
 
 Nor does it tell that offsets are missing, as in a checkpoint that was copied or restored in part.
 """
@@ -26,6 +27,7 @@ from .config import Config
 __all__ = ["check_topics"]
 
 FOLDER = "topics"
+LEFT_OUT = ".left-out-"
 LOSSY = ("failondataloss", "false")  # an option of Spark's source
 
 
@@ -89,16 +91,24 @@ def _check_left_out(jvm: Any, hadoop: Any, config: Config) -> None:
     files = folder.getFileSystem(hadoop)
     noted = [status.getPath() for status in files.listStatus(folder)] if files.exists(folder) else []
     lossy = any((name.lower(), value.lower()) == LOSSY for name, value in config.kafka_options.items())
+    written, done = (max(_batches(jvm, hadoop, config, name), default=-1) for name in ("offsets", "commits"))
     for path in noted:
-        if (topic := path.getName()) in config.read:
-            continue
-        if not lossy:
+        topic = path.getName()
+        allowed = [mark.getPath() for mark in files.listStatus(path) if mark.getPath().getName().startswith(LEFT_OUT)]
+        if any(done > int(mark.getName().removeprefix(LEFT_OUT)) for mark in allowed):
+            files.delete(path, True)  # Spark has gone on without it
+        elif topic in config.read:
+            for mark in allowed:
+                files.delete(mark, True)
+        elif lossy:
+            # It binds until a further micro-batch has ended: this start may end before, and so be for nothing.
+            files.createNewFile(jvm.org.apache.hadoop.fs.Path(path, f"{LEFT_OUT}{written}"))
+        else:
             raise ConfigurationError(
                 f"topic {topic!r} is left out, and the checkpoint goes on with it: put it back. To go on without it,"
                 ' start once with failOnDataLoss = "false" among `kafka_options`, or begin anew, with another'
                 " `checkpoint`"
             )
-        files.delete(path, True)
 
 
 def _ids(jvm: Any, config: Config) -> dict[str, str]:
