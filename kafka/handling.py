@@ -71,26 +71,32 @@ class Handling:
         self._batch_seconds = batch_seconds
         self._hurry = hurry
         self._ending = ending
+        self._reach = sys.maxsize  # so many messages, or a list more, are begun with at most where ids are recorded
 
     async def handle(self, items: Sequence[Item]) -> int:
         """Handle `items`, or as many of them as time allows, and return how many: their effects are committed."""
         begun = {items[0].partition}
+        within = self._within_reach(items)
 
         async def work(tx: Transaction) -> _Done:
-            repeats = await self._repeats(tx, items)
-            blocked = await self._blocked(tx, items)
-            count, aside = await self._call_handlers(tx, items, blocked, repeats, begun)
+            repeats = await self._repeats(tx, within)
+            blocked = await self._blocked(tx, within)
+            count, aside = await self._call_handlers(tx, within, blocked, repeats, begun)
             if aside:
                 await self._parking.store(tx, self._subscription, aside)
-            return _Done(items[:count], aside, repeats)
+            if self._seen is not None and count < len(within):
+                await self._seen.take_back(tx, within[count:])
+            return _Done(within[:count], aside, repeats)
 
         started = time.monotonic()
         try:
-            done = await self._in_transaction(items, work)
+            done = await self._in_transaction(within, work)
         except PostgresUnavailable:
             for partition in begun:
                 partition.undone = True
             raise
+        if len(done.items) < len(items):
+            self._reach = 2 * len(done.items)
         self._count(done, time.monotonic() - started)
         for item in done.aside:
             if item.message is None:
@@ -145,6 +151,13 @@ class Handling:
             if step.partition.placement == placements[step.partition]:
                 step.partition.done(step.messages, step.move.next)
         return done
+
+    def _within_reach(self, items: Sequence[Item]) -> Sequence[Item]:
+        """With `dedup`, not many more than the last transaction has come to: the ids of all others are recorded, and
+        taken back, for nothing. No list is cut."""
+        if self._seen is None or len(items) <= self._reach:
+            return items
+        return items[: next((first for first, _ in self._chunks(items) if first >= self._reach), len(items))]
 
     async def _repeats(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
         """Those of `items` that only repeat a message; the ids of the others are recorded. One whose id is taken by a

@@ -20,6 +20,11 @@ log = logging.getLogger("sidings.consumer")
 
 _MAINTAIN_SECONDS = 3_600.0
 _AGAIN_SECONDS = 60.0
+# Else a plan that was made while a day was empty would be kept, and read all of the day through.
+_NO_SCANS = """
+WITH was AS MATERIALIZED (SELECT current_setting('enable_seqscan') AS it)
+SELECT w.it FROM was w WHERE set_config('enable_seqscan', 'off', true) IS NOT NULL
+"""
 
 
 def short_id(topic: str, id: bytes) -> bytes:
@@ -34,16 +39,27 @@ class Seen:
         schema = settings.schema_name
         self._seconds = settings.call_seconds
         self._record_sql = load_sql(__package__, "record_seen", schema)
+        self._take_back_sql = load_sql(__package__, "take_back_seen", schema)
 
     async def record(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
         """Record the ids of `items`, and return those whose id another message had, before or among them.
 
-        Those that the transaction does not come to stay recorded; they are no repeats of themselves.
+        A message that is delivered again, after a reset, is no repeat of itself.
         """
         repeats = await self._record(tx, [item for item in items if item.id is not None])
         # Where another transaction was recording an id, whose it is can be seen only now that it has ended: this very
-        # message's, where an instance that had the partition before us recorded it, and did not come to it.
+        # message's, where an instance of an earlier release, which took nothing back, did not come to it.
         return frozenset(await self._record(tx, repeats))
+
+    async def take_back(self, tx: Transaction, items: Sequence[Item]) -> None:
+        """Forget the ids of `items`, which this transaction has recorded and does not come to.
+
+        Who knows whether they are delivered again: where a log is replaced, cut off or compacted, another message with
+        the id may be all that is left.
+        """
+        if its := [item for item in items if item.id is not None]:
+            former: str = await tx.fetchval(_NO_SCANS, timeout=self._seconds)
+            await tx.execute(self._take_back_sql, *_columns(its), former, timeout=self._seconds)
 
     async def _record(self, tx: Transaction, items: Sequence[Item]) -> Sequence[Item]:
         """Record what is not recorded yet. Returns those of which something else is, or was a moment ago."""

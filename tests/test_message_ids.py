@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 from sidings import PostgresSettings
-from sidings.kafka.seen import SeenUpkeep
+from sidings.kafka.seen import _NO_SCANS, SeenUpkeep
 from sidings.schema import load_sql
 
 from .support import SECONDS, a_role, connected, eventually, fetch, value
@@ -251,6 +251,61 @@ async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
         before = await sequential_scans(connection)
         await record(connection, *((f"new-{n}", 1, n) for n in range(50)))
         assert await sequential_scans(connection) == before
+
+
+@pytest.mark.parametrize("rows", [0, 20_000])
+async def test_ids_are_taken_back_through_the_index(database, rows):
+    """Those of these very places, on all days; a plan made on empty tables must not stay a sequential scan."""
+    async with connected(database) as connection:
+        await record(connection, ("first", 0, 0))
+        await connection.execute("ANALYZE sidings.message_seen")
+        for _ in range(6):  # until the plans are generic
+            async with connection.transaction():
+                await take_back(connection, ("other", 0, 0))
+        await connection.execute(
+            "INSERT INTO sidings.message_seen SELECT '2026-03-10', int4send(n), 0, n FROM generate_series(1, $1) n",
+            rows,
+        )
+        before = await sequential_scans(connection)
+        async with connection.transaction():
+            await record(connection, *((f"mine-{n}", 0, n) for n in range(50)))
+            await take_back(connection, *((f"mine-{n}", 0, n) for n in range(25, 50)))
+        assert await sequential_scans(connection) == before
+        left = "SELECT count(*) FROM sidings.message_seen WHERE id LIKE 'mine-%'"
+        assert await connection.fetchval(left) == 25
+
+
+async def test_only_what_a_transaction_has_recorded_is_taken_back_and_only_at_its_place(database):
+    """Another's may be handled: as that of the partition's next owner, whose offset need not be compared here."""
+    async with connected(database) as connection:
+        await record(connection, ("theirs", 0, 1))
+        async with connection.transaction():
+            await record(connection, ("theirs", 0, 1), ("a", 0, 2), ("b", 0, 3), ("a", 1, 4), ("c", 1, 5), ("c", 1, 6))
+            await take_back(connection, ("theirs", 0, 1), ("b", 0, 3), ("a", 1, 4), ("c", 1, 5), ("c", 1, 6))
+        rows = await connection.fetch('SELECT id, partition, "offset" FROM sidings.message_seen ORDER BY id')
+        assert [tuple(row) for row in rows] == [(b"a", 0, 2), (b"theirs", 0, 1)]
+
+
+async def test_an_id_that_is_taken_back_is_free_for_who_waits_for_it(database):
+    async with connected(database) as one, connected(database) as other:
+        transaction = one.transaction()
+        await transaction.start()
+        await record(one, ("a", 0, 1), ("b", 0, 2))
+        waiting = asyncio.create_task(record(other, ("b", 1, 1), ("a", 1, 2)))
+        await eventually(lambda: waits_for_a_lock(database, other.get_server_pid()))
+        await take_back(one, ("b", 0, 2))
+        await transaction.commit()
+        assert await asyncio.wait_for(waiting, SECONDS) == [1]
+
+
+async def take_back(connection, *messages: Message) -> None:
+    """Messages to which the transaction that has recorded them does not come."""
+    ids, partitions, offsets = zip(*messages, strict=True)
+    former = await connection.fetchval(_NO_SCANS)
+    assert await connection.fetchval("SHOW enable_seqscan") == "off"
+    sql = load_sql("sidings.kafka", "take_back_seen")
+    await connection.execute(sql, [id.encode() for id in ids], partitions, offsets, former)
+    assert await connection.fetchval("SHOW enable_seqscan") == former == "on"
 
 
 async def sequential_scans(connection) -> int:

@@ -2,7 +2,8 @@
 
 Two instances, each of which believes that it has all partitions, as over a rebalance beside one that hangs. Each takes
 what comes next in some of them, in one transaction: it records ids, asks what is parked, calls handlers, moves the
-stored offsets, commits. Postgres may end a transaction at any time, and the answer to a commit may be lost. Properties:
+stored offsets, commits. Postgres may end a transaction at any time, and the answer to a commit may be lost. A record
+may vanish from the log before it is delivered. Properties:
 
 I5  a message below the stored offset has had its effects once, or waits as a job, or repeats one of which that is true,
     or will be; nothing has effects twice. After a reset that holds from the new offset on
@@ -65,6 +66,7 @@ class Consumer:
                 yield from self._goes_on(state, i, member.tx)
         yield from self._runs_jobs(state)
         yield from self._resets(state)
+        yield from self._vanishes(state)
 
     def broken(self, state: State) -> str:
         return state.broken
@@ -73,8 +75,7 @@ class Consumer:
         return True
 
     def finished(self, state: State) -> bool:
-        ended = all(offset.next == end for offset, end in zip(state.offsets, self.scenario.ends, strict=True))
-        return ended and not state.jobs
+        return not state.jobs and not any(self._ahead(state, p, offset) for p, offset in enumerate(state.offsets))
 
     # -- an instance: what is to be handled ----------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class Consumer:
     def _begins(self, s: State, i: int) -> Steps:
         """A transaction for the next messages of some partitions, those of either first; or one that parks."""
         member = s.members[i]
-        ahead = [self._ahead(p, place) for p, place in enumerate(member.places)]
+        ahead = [self._ahead(s, p, place) for p, place in enumerate(member.places)]
         resets = tuple(offset.resets for offset in s.offsets)
         counts = [range(len(numbers) + 1) for numbers in ahead]
         for taken in product(*counts):
@@ -114,10 +115,12 @@ class Consumer:
                     begun = begun._replace(jobs=(*begun.jobs, numbers[0]))
                 yield f"{'AB'[i]} is to park {self._name(numbers[0])}", begun
 
-    def _ahead(self, p: int, place: Offset | None) -> tuple[int, ...]:
+    def _ahead(self, s: State, p: int, place: Offset | None) -> tuple[int, ...]:
+        """What will be delivered."""
         if place is None:
             return ()
-        return tuple(n for n, message in enumerate(self.log) if message.partition == p and message.offset >= place.next)
+        there = (n for n, message in enumerate(self.log) if message.partition == p and message.offset >= place.next)
+        return tuple(n for n in there if n not in s.gone)
 
     def _names(self, numbers: tuple[int, ...]) -> str:
         return ", ".join(map(self._name, numbers)) or "nothing"
@@ -138,7 +141,7 @@ class Consumer:
             yield f"{who} asks what is parked", self._step(s, i, tx._replace(phase=CALLS, aside=aside))
         elif tx.phase == CALLS:
             for count in range(1, len(tx.items) + 1):
-                yield from self._advances(s, i, tx._replace(items=tx.items[:count]))
+                yield from self._advances(s, i, self._ends(tx, count))
         else:
             yield from self._commits(s, i, tx)
 
@@ -186,6 +189,13 @@ class Consumer:
         tx = tx._replace(recorded=tuple(recorded), repeats=tuple(repeats), phase=phase, snapshot=None)
         yield f"{'AB'[i]} records ids; repeats: {self._names(tx.repeats)}", self._step(s, i, self._asks(tx))
 
+    def _ends(self, tx: Tx, count: int) -> Tx:
+        """It comes to no more than `count` of its messages: `take_back_seen.sql`."""
+        rest = tx.items[count:]
+        if self.protocol.rest == "are taken back":
+            rest = tuple(n for n in rest if n in tx.recorded)
+        return tx._replace(items=tx.items[:count], rest=() if self.protocol.rest == "stay recorded" else rest)
+
     def _second(self, s: State, tx: Tx) -> Tx:
         own = self.protocol.places == "beside the ids"
         repeats = tuple(n for n in tx.repeats if not (own and n in s.seen))
@@ -211,15 +221,15 @@ class Consumer:
             if not same or (stored.resets != place.resets and self.protocol.resets == "are expected, too"):
                 yield f"{who}: the offset of {'pq'[p]} has moved", self._displaced(s, i, tx)
                 return
-            moves.append(self._after(p, place, tx))
+            moves.append(self._after(s, p, place, tx))
         done = f"{who} has done {self._names(tx.items)}, moves the offsets"
         yield done, self._step(s, i, tx._replace(phase=ADVANCED, locks=tuple(of), moves=tuple(moves)))
 
-    def _after(self, p: int, place: Offset, tx: Tx) -> int:
+    def _after(self, s: State, p: int, place: Offset, tx: Tx) -> int:
         """The offset to store."""
-        mine = [n for n in tx.items if self.log[n].partition == p]
-        whole = len(mine) == len(self._ahead(p, place))
-        return self.scenario.ends[p] if whole else self.log[mine[-1]].offset + 1
+        last = max(n for n in tx.items if self.log[n].partition == p)
+        whole = all(n <= last for n in self._ahead(s, p, place))
+        return self.scenario.ends[p] if whole else self.log[last].offset + 1
 
     def _commits(self, s: State, i: int, tx: Tx) -> Steps:
         member, who, after = s.members[i], "AB"[i], self._committed(s, i, tx)
@@ -238,7 +248,7 @@ class Consumer:
         offsets, effects, jobs = s.offsets, s.effects, s.jobs
         for p, to in zip(tx.locks, tx.moves, strict=True):
             offsets = swap(offsets, p, offsets[p]._replace(next=to))
-        s = s._replace(offsets=offsets, seen=tuple(sorted({*s.seen, *tx.recorded})))
+        s = s._replace(offsets=offsets, seen=tuple(sorted({*s.seen, *tx.recorded} - {*tx.rest})))
         if any(s.offsets[p].resets != tx.resets[p] for p in tx.locks):
             s = s._replace(broken="I8: a transaction that began before a reset commits after it")
         for n in tx.items:
@@ -290,13 +300,22 @@ class Consumer:
                 ),
             )
 
+    def _vanishes(self, s: State) -> Steps:
+        """A record is gone before it is delivered, and will never be: its topic is made anew, and what is sent again
+        stands elsewhere; the log is cut off; or it is compacted, and has a later one of the key."""
+        for n, message in enumerate(self.log) if s.budget.vanishes else ():
+            if message.id and n not in s.gone and message.offset >= s.offsets[message.partition].next:
+                budget = s.budget._replace(vanishes=s.budget.vanishes - 1)
+                yield f"{self._name(n)} vanishes", self._checked(s._replace(gone=(*s.gone, n), budget=budget))
+
     # -- properties ----------------------------------------------------------------------------------------------
 
     def _in_order(self, s: State, n: int) -> State:
         its = self.log[n]
         for k, other in enumerate(self.log[:n]):
             same = (other.partition, other.key) == (its.partition, its.key)
-            if same and not s.effects[k] and not self._repeats(s, k) and not s.broken:
+            owed = not s.effects[k] and k not in s.gone
+            if same and owed and not self._repeats(s, k) and not s.broken:
                 s = s._replace(broken=f"I4: {self._name(n)} has its effects before {self._name(k)}")
         return s
 
@@ -305,7 +324,7 @@ class Consumer:
         for k in s.seen:
             if k != n and self.log[k].id == self.log[n].id and self.log[n].id:
                 ahead = self.log[k].offset >= s.offsets[self.log[k].partition].next
-                return bool(s.effects[k]) or k in s.jobs or ahead
+                return bool(s.effects[k]) or k in s.jobs or (ahead and k not in s.gone)
         return False
 
     def _checked(self, s: State) -> State:
@@ -315,7 +334,8 @@ class Consumer:
             times = s.effects[n] + s.jobs.count(n)
             if times > 1:
                 return s._replace(broken=f"I5: {self._name(n)} is handled twice")
-            if message.offset < s.offsets[message.partition].next and not times and not self._repeats(s, n):
+            passed = message.offset < s.offsets[message.partition].next and n not in s.gone
+            if passed and not times and not self._repeats(s, n):
                 return s._replace(broken=f"I5: {self._name(n)} is passed over, and was never handled")
         for id in self._ids:
             numbers = [n for n, message in enumerate(self.log) if message.id == id]

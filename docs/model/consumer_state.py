@@ -56,7 +56,8 @@ class Tx(NamedTuple):
     """A transaction of an instance. places: the stored offsets as it knows them. resets: how often the partitions had
     been reset when it began. snapshot: of `seen`, while it records. recorded: messages whose ids it has recorded.
     repeats, aside: messages that are passed over, that become jobs. locks, moves: the rows of offsets that it has
-    changed, and to what. parks: it stores its message as a job."""
+    changed, and to what. rest: messages whose ids it takes back. parks: it stores its message as a
+    job."""
 
     phase: str
     items: tuple[int, ...]
@@ -68,6 +69,7 @@ class Tx(NamedTuple):
     aside: tuple[int, ...] = ()
     locks: tuple[int, ...] = ()
     moves: tuple[int, ...] = ()
+    rest: tuple[int, ...] = ()
     parks: bool = False
 
 
@@ -79,17 +81,19 @@ class Member(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How many messages may be parked, answers to commits be lost, and offsets be reset."""
+    """How many messages may be parked, answers to commits be lost, offsets be reset, and records vanish."""
 
     parks: int = 0
     losses: int = 0
     resets: int = 0
+    vanishes: int = 0
 
 
 class State(NamedTuple):
     """Everything. seen: the messages beside whose ids their places stand in `message_seen`. jobs: messages that wait as
     jobs, in the order of their positions. effects: how often each message has had them, since it was delivered again.
-    looked: the jobs that a person has found before the reset; by a wrong protocol."""
+    gone: the messages whose records are in the log no more. looked: the jobs that a person has found before the reset;
+    by a wrong protocol."""
 
     offsets: tuple[Offset, ...]
     seen: tuple[int, ...]
@@ -97,6 +101,7 @@ class State(NamedTuple):
     effects: tuple[int, ...]
     members: tuple[Member, ...]
     budget: Budget
+    gone: tuple[int, ...] = ()
     looked: tuple[int, ...] | None = None
     broken: str = ""
 
@@ -114,6 +119,8 @@ class Protocol:
     places: str = "beside the ids"  # "not kept"
     taken: str = "waited for"  # "a repeat": an id that an open transaction has recorded
     second_look: bool = True
+    # "stay recorded", "are taken back, whoever recorded them": ids of messages to which a transaction does not come
+    rest: str = "are taken back"
     parked: str = "asked for"  # "not asked for": before a handler is called
     parking: str = "with the offset"  # "a transaction of its own", "without its id"
     cancels: str = "behind the lock"  # "what it has seen before": jobs, at a reset
