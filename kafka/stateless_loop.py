@@ -120,16 +120,19 @@ class StatelessLoop(FetchLoop):
         partition.workers.discard(cast(asyncio.Task[None], asyncio.current_task()))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:
-        """Where to read on is in doubt: begin again at the committed offset, when nothing runs any more."""
+        """Where to read on is in doubt: begin again at the committed offset, when nothing runs any more. One that is
+        leaving does so, or is given up: to start over a second time would displace it when its next handlers run."""
         for partition in list(partitions):
             mine = self._mine.get(partition.tp)
-            if mine is not None and mine is partition:
+            if mine is not None and mine is partition and not mine.leaving.is_set():
                 mine.leaving.set()
                 mine.enter(State.FULL)
                 self._roof.spawn(self._start_over(mine))
 
     def _hold(self, partition: Partition) -> None:
-        partition.enter(State.FULL)  # what was read before goes on
+        # Else it is placed anew anyway, as where a poll ends that began before it was displaced.
+        if partition.state in (State.READY, State.FULL):
+            partition.enter(State.FULL)  # what was read before goes on
 
     def _leave_log(self, partition: Partition) -> None:
         self._hold(partition)  # nobody could read that again

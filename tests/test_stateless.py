@@ -593,6 +593,76 @@ async def test_a_handler_that_ends_for_no_cancellation_is_told_where_its_partiti
         await eventually(lambda: service.problems() == [], service.problems)
 
 
+async def test_a_partition_that_starts_over_does_not_do_so_once_more_when_it_is_placed(
+    topic, sidings_kafka, monkeypatch
+):
+    """As where a poll ends after its topic was seen to be made anew: while its new handlers ran it was displaced."""
+    monkeypatch.setattr("sidings.kafka.stateless._COMMIT_SECONDS", 3_600.0)
+    monkeypatch.setattr("sidings.kafka.stateless_loop._START_OVER_SECONDS", 0.1)
+    source = await topic("positions")
+    service = a_service(sidings_kafka)
+    begun, gate, commits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    done: list[int] = []
+
+    @service.consumer(source, stateless=True, concurrency=2, dead_letter=f"{source}.dlq")
+    async def on_position(message: Message[Number]) -> None:
+        if message.value.n == 1:
+            begun.set()
+            await gate.wait()
+        done.append(message.value.n)
+
+    async with service:
+        stateless = service._life.consumer._stateless
+        [partition] = await eventually(lambda: list(stateless.partitions.values()))
+        await produce(sidings_kafka, source, [0])
+        await eventually(lambda: done == [0] and partition.placed)
+        commit, asked = stateless._offsets.commit, 0
+
+        async def slow_the_second_time(partitions: Any) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                await commits.wait()
+            await commit(partitions)
+
+        monkeypatch.setattr(stateless._offsets, "commit", slow_the_second_time)
+        [loop], placement = stateless.loops, partition.placement
+        loop._displace([partition])
+        loop._displace([partition])
+        await eventually(lambda: partition.placement == placement + 1 and partition.placed)
+        await produce(sidings_kafka, source, [1])
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        commits.set()
+        gate.set()
+        await eventually(lambda: 1 in done)
+        await produce(sidings_kafka, source, [2])
+        await eventually(lambda: 2 in done)
+        assert partition.placement == placement + 1
+        assert done == [0, 1, 2]
+
+
+async def test_a_partition_that_waits_for_its_place_goes_on_when_its_offset_is_refused_late(topic, sidings_kafka):
+    """As by a poll that began before it was displaced."""
+    source = await topic("positions")
+    service = a_service(sidings_kafka)
+    done: list[int] = []
+
+    @service.consumer(source, stateless=True, dead_letter=f"{source}.dlq")
+    async def on_position(message: Message[Number]) -> None:
+        done.append(message.value.n)
+
+    async with service:
+        stateless = service._life.consumer._stateless
+        [partition] = await eventually(lambda: list(stateless.partitions.values()))
+        await produce(sidings_kafka, source, [0])
+        await eventually(lambda: done == [0] and partition.placed)
+        stateless.rest()
+        service._life.consumer.displace([partition])  # as it ends to start over
+        stateless.loops[0]._leave_log(partition)
+        await produce(sidings_kafka, source, [1])
+        await eventually(lambda: 1 in done, lambda: partition.state)
+
+
 async def test_a_service_without_kafka_refuses_it_at_the_start():
     service = Service("test", prometheus=CollectorRegistry())
 
