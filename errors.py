@@ -1,4 +1,4 @@
-"""Every error that Sidings raises, under one root.
+"""The errors of Sidings' own, under one root; what else it raises is told below.
 
 ::
 
@@ -35,6 +35,10 @@
     ├── Fenced                    for handlers: a receiver has refused `job.fence`, as another executor has the origin
     ├── PublishError              a message of the outbox: `kafka/outbox/errors.py` draws its part of the tree
     └── Discard, Snooze, and what `Retry.after` gives: a handler raises them, to say what becomes of its job
+
+Where one of Python's or asyncpg's says it, that is raised: `RuntimeError` (a call that was not awaited), `TimeoutError`
+(a wait is over), `ValueError` and `TypeError` (what cannot be such a value), `asyncpg.InFailedSQLTransactionError`. The
+docstrings name them.
 """
 
 __all__ = [
@@ -73,7 +77,7 @@ __all__ = [
 
 
 class SidingsError(Exception):
-    """The root of all errors that Sidings raises."""
+    """The root of all errors that are Sidings' own."""
 
 
 class ConfigurationError(SidingsError):

@@ -92,9 +92,10 @@ class ExecutorSettings(Settings):
         concurrency: Handlers that run at once. Of several types, a slow one has at most four fifths of them.
         lease_seconds: How long an origin stays ours without a renewal. A takeover after a kill takes that long.
         poll_seconds: How often to look for jobs that others enqueued without telling us.
-        poison_after: Losses after which a job is held instead of run.
+        poison_after: A job with more losses than this is held instead of run.
         drain_seconds: How long a handler may go on after its partition was taken away; then it is cancelled.
-        shutdown_seconds: How long handlers may go on at the end of the process; then they are cancelled.
+        shutdown_seconds: How long handlers may go on at the end of the process; then they are cancelled. Those of
+            messages have as long, but 5 s at most.
         exit_when_fenced: End the process (`os._exit`) when a lease would run out under a handler that cannot be
             stopped. Without it such a handler may overlap with its successor elsewhere; the database is fenced either
             way.

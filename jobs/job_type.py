@@ -152,7 +152,8 @@ class JobType(Generic[P]):
 
         The job exists if and only if the transaction commits. Jobs of one group run in the order of their commits where
         writers lock the entity's row before they enqueue. A job that was stored through a `Transaction` starts at once
-        after the commit; any other is found by the next poll (`ExecutorSettings.poll_seconds`).
+        after the commit if this instance runs its origin, or tells the one that does (`ExecutorSettings.notify`). Any
+        other is found by the next poll (`ExecutorSettings.poll_seconds`).
 
         Args:
             tx: A consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's

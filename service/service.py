@@ -212,7 +212,7 @@ class Service:
             batch: The handler gets lists of up to so many messages, each list of one partition.
             decoder: A function that makes the value from the raw message, instead of JSON. The value of a raw message
                 is None for a tombstone.
-            retry: For a failing message before it is parked. Default: 5 attempts, 0.2 s to 10 s apart. With `isolate`,
+            retry: For a failing message before it is parked. Default: 5 attempts, 0.2 s to 1.8 s apart. With `isolate`,
                 for its job; default: for ever. A parked message is tried for ever, as jobs are by default.
             isolate: Store each message as a job of its key's group, and run the handler from there.
             start: Where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
@@ -405,7 +405,8 @@ class Service:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
-        """A transaction that commits at the end of the block; jobs that were stored in it start at once::
+        """A transaction that commits at the end of the block. Jobs that were stored in it start at once, where this
+        instance runs their origin (docs/enqueueing.md)::
 
             async with service.transaction() as tx:
                 await send_eta.enqueue(tx, SendEta(...), origin="positions/3")
@@ -577,11 +578,12 @@ class Service:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until SIGTERM, SIGINT or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at most.
+        """Run until SIGTERM, SIGINT or `stop`; then let handlers end.
 
-        A second signal cancels the handlers. A start that is under way is undone at once, whatever it waits for.
-        Whoever had SIGTERM before, as a web server has, gets the signal when the service has ended. The process is the
-        service's: Python's cyclic collector is made to run more rarely, unless its thresholds have been set.
+        Those of messages have 5 s at most, then those of jobs `ExecutorSettings.shutdown_seconds`. A second signal
+        cancels the handlers. A start that is under way is undone at once, whatever it waits for. Whoever had SIGTERM
+        before, as a web server has, gets the signal when the service has ended. The process is the service's: Python's
+        cyclic collector is made to run more rarely, unless its thresholds have been set.
 
         Raises:
             Exception: What brought the service down, e.g. `SchemaError`.

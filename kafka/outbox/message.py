@@ -1,4 +1,4 @@
-"""A message on its way into the outbox: checked and serialised, so that nothing can go wrong after the INSERT."""
+"""A message on its way into the outbox: checked and serialised, as far as that is possible without Kafka."""
 
 import base64
 import json
