@@ -706,6 +706,90 @@ async def test_a_schedule_that_comes_back_has_missed_no_tick_since_the_other_was
     assert job.payload.scheduled_at == latest
 
 
+async def attend(dsn: str, me: Any, schedule: str, *origins: str, starting: bool = False) -> list[datetime]:
+    """An executor with this schedule looks at the rows of "nightly"; up to when their ticks count as settled."""
+    look = load_sql("sidings.executor", "attend_periodic")
+    names, epochs = ["nightly"] * len(origins), [7] * len(origins)
+    await fetch(dsn, look, me, names, list(origins), epochs, starting, [schedule] * len(origins))
+    rows = [await row(dsn, "nightly", origin) for origin in origins]
+    return [max(known["since"], known["last_tick"] or known["since"]) for known in rows]
+
+
+async def test_an_origin_that_comes_late_to_another_schedule_has_missed_no_tick_of_it(database: str) -> None:
+    """As where a rollout from 7 to 6 o'clock begins at ten to six, and moves an origin at five past: that one had no
+    job on that day."""
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("nightly", hourly, per="origin")
+    for origin in ("t/0", "t/1"):
+        await remember(database, "nightly", "every 86400 s", latest - LONG_AGO, origin)
+    async with running(database, ticks.registry, ["t/0"]) as executor:
+        await eventually(lambda: has_schedule(database, f"{hourly}, UTC", "t/0"))
+        assert not ticks.jobs["nightly"], "its first tick is the next one"
+        await fetch(database, "UPDATE sidings.periodic SET since = since - interval '40 min' WHERE origin = 't/0'")
+        executor.assign(["t/0", "t/1"], 2)
+        await eventually(lambda: ticks.jobs["nightly"])
+        [job] = of_origin(await ticks.ran("nightly", 1), "t/1")
+    assert (job.payload.scheduled_at, job.payload.previous) == (latest, latest - LONG_AGO)
+
+
+async def has_schedule(dsn: str, schedule: str, origin: str) -> bool:
+    return (await row(dsn, "nightly", origin))["schedule"] == schedule
+
+
+async def test_an_origin_that_goes_back_to_the_former_schedule_has_missed_no_tick_of_it(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a new release takes an origin at two minutes to two, and is ended: the tick of two o'clock, by the
+    former schedule, which other origins have had all the time, never came."""
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("nightly", hourly, per="origin")
+    await remember(database, "nightly", f"{hourly}, UTC", latest, "t/0")
+    await remember(database, "nightly", "every 86400 s", latest - timedelta(hours=1), "t/1")
+    taken = "UPDATE sidings.periodic SET since = clock_timestamp() - interval '32 min' WHERE origin = 't/1'"
+    await fetch(database, taken)
+    async with running(database, ticks.registry, ["t/0", "t/1"]):
+        [job] = await ticks.ran("nightly", 1)
+    assert (job.origin, job.payload.scheduled_at) == ("t/1", latest)
+
+
+async def test_what_counts_as_missed_per_origin_where_the_schedule_changes(database: str) -> None:
+    me = await a_holder(database, *(f"t/{n}" for n in range(4)))
+    now: datetime = await value(database, "SELECT clock_timestamp()")
+    day, hour = timedelta(days=1), timedelta(hours=1)
+
+    async def set_(origin: str, since: datetime, last_tick: datetime | None, seen_at: datetime = now) -> None:
+        query = "UPDATE sidings.periodic SET since = $2, last_tick = $3, seen_at = $4 WHERE origin = $1"
+        await fetch(database, query, origin, since, last_tick, seen_at)
+
+    # Nobody has had the new one yet: it begins now, whatever the last tick was. A job per service is none of its kind.
+    await remember(database, "nightly", "new", None)
+    for origin in ("t/0", "t/1", "t/2"):
+        await remember(database, "nightly", "old", now - day, origin)
+    [settled] = await attend(database, me, "new", "t/0", starting=True)
+    assert settled >= now
+    # Others that come to it count from when the first did, or from their last tick.
+    await set_("t/0", now - 3 * hour, now - 2 * hour)
+    await set_("t/2", now - day, now - hour)
+    assert await attend(database, me, "new", "t/1", "t/2") == [now - 3 * hour, now - hour]
+    # An origin that has come since, and had no tick yet, makes up for none from before that.
+    await attend(database, me, "new", "t/3")
+    await set_("t/3", now - hour, None)
+    await set_("t/0", now - day, now - 5 * hour)
+    await fetch(database, "UPDATE sidings.periodic SET schedule = 'old' WHERE origin = 't/0'")
+    assert await attend(database, me, "old", "t/3") == [now - hour]
+    # No other origin has it any more, but this process has had it: from when the present one was last seen.
+    await fetch(database, "UPDATE sidings.periodic SET schedule = 'new'")
+    await set_("t/0", now - hour, now - day, now - hour)
+    assert await attend(database, me, "old", "t/0") == [now - hour]
+    # Rows of origins that nobody holds any more tell nothing: their schedule may have gone, and come back.
+    await fetch(database, "UPDATE sidings.periodic SET schedule = 'other' WHERE origin <> 't/1'")
+    await fetch(database, "UPDATE sidings.periodic SET seen_at = now() - interval '3 days' WHERE origin = 't/1'")
+    [settled] = await attend(database, me, "new", "t/0", starting=True)
+    assert settled >= now
+
+
 async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_comes_into_force(database: str) -> None:
     """However long the service was down, and however seldom the job has a tick."""
     me, before = await a_holder(database, *(f"t/{n}" for n in range(5))), datetime(2026, 1, 1, tzinfo=UTC)
@@ -718,7 +802,8 @@ async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_com
         ("another", ""): (False, "hourly", 2, "hourly", "before"),
         ("left", ""): (False, "hourly", 4, "daily", "seen"),
         ("each", "t/0"): (False, "daily", 2_880, "daily", "before"),
-        ("each", "t/1"): (False, "hourly", 1, "daily", "now"),
+        ("each", "t/1"): (False, "hourly", 1, "daily", "before"),
+        ("begun", "t/0"): (True, "hourly", 1, "daily", "now"),
         ("each", "t/4"): (False, "daily", 1, "daily", "before"),
     }
     for (name, origin), (_, schedule, minutes, _, _) in found.items():
@@ -742,7 +827,8 @@ async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_com
         stored = await row(database, *key)
         assert tuple(answers[key])[2:5] == (stored["schedule"], stored["since"], stored["last_tick"])
         assert (stored["schedule"], stored["last_tick"]) == (schedule, before)
-        assert (stored["seen_at"] > started) == (schedule == "daily" and (minutes > 1 or since == "now"))
+        changed = found[key][1] != schedule
+        assert (stored["seen_at"] > started) == (schedule == "daily" and (minutes > 1 or changed))
         assert stored["since"] == {"before": before, "seen": seen[key]}.get(since, stored["since"])
         assert (stored["since"] > started) == (since == "now")
 
