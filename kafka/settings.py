@@ -55,7 +55,8 @@ class KafkaSettings(Settings):
             one. At most 30.
         dedup_days: How long the ids of messages are remembered, where a consumer says ``dedup=``.
         partitioners: How a topic's producers choose the partition of a key, where it is not as Java does
-            (``"murmur2"``): ``{"positions": "crc32"}``, as librdkafka does.
+            (``"murmur2"``): ``{"positions": "crc32"}``, as librdkafka does. Alike in all instances: the last to connect
+            decides for all.
 
     Raises:
         ConfigurationError: A value cannot work, or some do not go together; the message names the fields.

@@ -72,6 +72,7 @@ class Topics:
         self._unwritten = Outage(log, "the partition counts could not be written")
         self._woken = asyncio.Event()
         self._shrunk: dict[str, float] = {}  # topics that have fewer partitions than is known, since when
+        self._differing: set[str] = set()  # topics for which another instance has another partitioner: told of
 
     def has_grown(self, topic: str) -> bool:
         """Whether a key of `topic` may have jobs in another origin than its own, because partitions were added, or it
@@ -166,6 +167,8 @@ class Topics:
                 written = seen
                 on_written()
             self._look_for_shrunk(seen)
+            if seen == written:
+                self._look_for_differing(seen)
             await set_within(self._woken, _LOOK_SECONDS)
             self._woken.clear()
 
@@ -192,6 +195,21 @@ class Topics:
                     *(name, seen[name].partitions, self._known[name].partitions),
                 )
         self._shrunk = since
+
+    def _look_for_differing(self, seen: Mapping[str, _Topic]) -> None:
+        """Another instance has written another partitioner than this one has. Not in ``/health``: a restart of this one
+        would only write its own again."""
+        differing = {
+            name for name, topic in seen.items() if topic.partitioner != self._known.get(name, topic).partitioner
+        }
+        for name in differing - self._differing:
+            log.error(
+                "the partitioner of the topic %r is %r here, and %r in an instance that has connected since, which "
+                "counts for all: so jobs of one group may go to two origins. Set KafkaSettings.partitioners alike "
+                "in all instances; to change it, stop them all first",
+                *(name, seen[name].partitioner, self._known[name].partitioner),
+            )
+        self._differing = differing
 
     async def _remember(self, seen: Mapping[str, _Topic]) -> bool:
         counts = [topic.partitions for topic in seen.values()]

@@ -463,6 +463,35 @@ async def test_a_topic_that_was_made_anew_smaller_is_told_of(grown, monkeypatch,
     assert [tuple(r) for r in await fetch(grown, row)] == [(NEW, [OLD, 2])]
 
 
+async def test_instances_with_different_partitioners_of_a_topic_are_told_of(database, caplog, quick_growth):
+    """The last to connect decides for all: at each reconnect, keys were hashed in another way, without a word."""
+    first = Topics(PostgresSettings(dsn=database), {})
+    second = Topics(PostgresSettings(dsn=database), {"positions": "crc32"})
+    client: Any = Metadata(OLD)
+    watching = [asyncio.create_task(first.run()), asyncio.create_task(first.watch(client, ["positions"], lambda: None))]
+
+    def told() -> list[str]:
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        return [text for text in errors if "'positions'" in text and "'murmur2'" in text and "'crc32'" in text]
+
+    try:
+        await eventually(lambda: first.covers(TopicPartition("positions", 0)))
+        for count in (1, 2):
+            watching.append(asyncio.create_task(second.watch(client, ["positions"], lambda: None)))
+            await eventually(lambda count=count: len(told()) == count, told)
+            assert first.origin_for(KEY, "positions") == second.origin_for(KEY, "positions")
+            watching.append(asyncio.create_task(first.watch(client, ["positions"], lambda: None)))  # it connects anew
+            await eventually(lambda: first._known["positions"].partitioner == "murmur2")
+            await eventually(lambda: not first._differing)
+        assert len(told()) == 2
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await first.close()
+        await second.close()
+
+
 # -- a real Kafka -----------------------------------------------------------------------------------------------------
 
 
