@@ -1,7 +1,8 @@
 """Schedules: which ticks there are, and which of them are to become jobs. Nothing here does I/O or looks at a clock.
 
-A tick is an aware time in UTC. The ticks of a schedule depend on nothing but its text, so every process computes the
-same ones, after restarts and changes of owner too.
+A tick is an aware time in UTC. The ticks of a schedule depend on nothing but its text and, with a time zone, the
+host's time zone data, as it was when the process first read it. So every process with the same data computes the same
+ones, after restarts and changes of owner too.
 """
 
 from collections.abc import Iterable, Iterator
