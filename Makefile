@@ -86,13 +86,13 @@ clean: ## stop and delete the servers, delete the virtual environment and all th
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# An environment whose making was interrupted has its Python, but no pip: it is made anew.
+# An environment whose making was interrupted has its Python, but no pip: it is completed, or made anew if that fails.
 # The build tools come first, from a lock of their own: what is built from source is then built by known versions.
 $(READY): $(LOCKS) pyproject.toml
 	@.ci/prerequisites
 	@echo "Setting up $(VENV): about two minutes, once."
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
-		"$$(PYTHON='$(PYTHON)' .ci/prerequisites python)" -m venv --clear $(VENV)
+	@for how in "" --clear; do $(BIN)/python -m pip --version >/dev/null 2>&1 || \
+		"$$(PYTHON='$(PYTHON)' .ci/prerequisites python)" -m venv $$how $(VENV) || test -z "$$how"; done
 	@$(INSTALL) --require-hashes -r requirements/build.lock >$(LOG) 2>&1 || $(SHOW_LOG)
 	@$(INSTALL) --require-hashes --no-build-isolation -r requirements/dev.lock >>$(LOG) 2>&1 || $(SHOW_LOG)
 	@$(INSTALL) --no-deps --no-build-isolation --editable . >>$(LOG) 2>&1 || $(SHOW_LOG)

@@ -80,8 +80,13 @@ class Postgres:
         """Connection string of the superuser and the database ``postgres``.
 
         Raises:
-            ServerStateError: The server was never started.
+            ServerStateError: The server was never started, or its cluster is not the devstack's.
         """
+        if "port" in self._state and "password" not in self._state:
+            raise ServerStateError(
+                f"{self.directory} holds a server whose password is not known: the devstack did not make it, or was "
+                "killed while it did. Delete it, with `python -m sidings.devstack down --delete`, and start anew"
+            )
         password = quote(self._state["password"])
         return f"postgresql://{USER}:{password}@{LOOPBACK}:{self.port}/postgres"
 
@@ -171,16 +176,20 @@ class Postgres:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ensure_cluster(self, data: Path) -> bool:
-        """Create the cluster, unless it is complete: its password is stored last. What a killed process has left of
-        one is deleted. Returns whether it was created."""
+        """Create the cluster, unless there is one. The password of one that is created is stored last: what a killed
+        process has left of it is deleted. Returns whether it was created."""
         # An `initdb` whose starter was killed goes on, and has the lock until it ends.
         with (self.directory / "initdb.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if "password" in self._state:
-                return False
             left = list(data.iterdir())
-            if left and "initdb" not in self._state:  # a folder of the user's own, named by mistake
-                raise ServerStateError(f"{data} holds files, but no server of the devstack: name another directory")
+            if left and "password" in self._state:
+                return False
+            if left and "initdb" not in self._state:  # not the devstack's: a base backup, or named by mistake
+                if (data / "global" / "pg_control").exists():
+                    return False
+                raise ServerStateError(
+                    f"{data} holds files, but no whole cluster of Postgres: name another directory, or delete them"
+                )
             for path in left:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             self._state.update(initdb="begun")

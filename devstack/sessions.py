@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Generator
@@ -59,7 +60,8 @@ def _alone(sessions: Path) -> Generator[None]:
 def _sweep(sessions: Path) -> None:
     """A session that was killed could not stop its servers: kill them now, and delete their data."""
     for directory in sessions.iterdir():
-        if directory.is_dir() and not _lives(directory):
+        ours = re.fullmatch(r"\d+-[0-9a-f]{6}", directory.name)  # nothing else here is touched
+        if ours and directory.is_dir() and not _lives(directory):
             log.warning("removing the servers of a test session that was killed: %s", directory)
             _remove(directory)
 

@@ -108,11 +108,13 @@ class Stack:
         return [self.postgres.status(), *self.kafka.status()]
 
     def remove(self) -> None:
-        """Kill both and delete all their data; also the servers of killed test sessions. Those of others go on."""
+        """Kill both and delete all their data. In the devstack's home also the servers of killed test sessions; those
+        of others go on."""
         with self._lock():
             self.kafka.remove()
             self.postgres.remove()
-        sweep(self.directory)
+        if self.directory == home():  # only there are any
+            sweep(self.directory)
 
     @contextmanager
     def _lock(self) -> Generator[None]:

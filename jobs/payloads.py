@@ -176,7 +176,12 @@ class Payloads(Generic[P]):
 
     def _other_in(self, checked: P, text: bytes) -> str:
         """What the handler would get in place of what is here; empty where it is the same."""
-        read = self.load(text.decode())
+        try:
+            read = self.load(text.decode())
+        except (ValueError, TypeError):
+            raise
+        except Exception as error:  # of a function of the model's, as one that chooses from a union
+            raise ValueError(f"the handler could not read it: {error!r}") from error
         if self._may_become_another:
             declared = self._in_doubt.get(ROOT)
             kind = "" if declared is None else other_kind(checked, read, all(declared.values()))

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -387,6 +388,29 @@ def test_a_start_waits_for_the_initdb_of_one_that_was_killed(new_postgres: Postg
     assert not (new_postgres.directory / "data" / "late").exists()
 
 
+def test_a_postgres_whose_data_is_gone_is_made_anew(new_postgres: Postgres):
+    """As where they lay in /var/tmp, and somebody has tidied up there."""
+    new_postgres.start()
+    new_postgres.stop()
+    for path in (new_postgres.directory / "data").iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    new_postgres.start()
+    assert query(new_postgres.dsn, "SELECT 1") == 1
+
+
+def test_a_cluster_that_the_devstack_has_not_made_starts(new_postgres: Postgres):
+    """As a base backup. Its password is not known here."""
+    new_postgres.start()
+    new_postgres.stop()
+    (new_postgres.directory / "postgres.json").unlink()
+    for _ in range(2):
+        new_postgres.start()
+        assert new_postgres.pid is not None
+        with pytest.raises(ServerStateError, match=r"password is not known.*down --delete"):
+            _ = new_postgres.dsn
+        new_postgres.stop()
+
+
 def test_files_that_are_not_the_devstacks_are_not_deleted_for_a_postgres(new_postgres: Postgres):
     mine = new_postgres.directory / "data" / "PG_VERSION"
     mine.parent.mkdir()
@@ -540,11 +564,11 @@ def test_the_servers_of_a_killed_test_session_are_removed_by_down_delete_and_tho
     monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(home))
     left = killed_session()
     try:
-        assert run_devstack(home, "down", "--delete").returncode == 0
+        assert run_devstack(home, "down", "--delete", SIDINGS_DEVSTACK_HOME=str(home)).returncode == 0
         assert gone(left)
         assert list((home / "sessions").iterdir()) == []
         with session_directory() as directory:
-            assert run_devstack(home, "down", "--delete").returncode == 0
+            assert run_devstack(home, "down", "--delete", SIDINGS_DEVSTACK_HOME=str(home)).returncode == 0
             assert list(directory.parent.iterdir()) == [directory]
     finally:
         with session_directory():
@@ -598,7 +622,7 @@ def test_sessions_that_begin_at_the_same_time_remove_what_is_left_together(
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait(SECONDS)
     for number in range(200):
-        left = tmp_path / "sessions" / f"left-{number}"
+        left = tmp_path / "sessions" / f"{number}-abcdef"
         left.mkdir(parents=True)
         (left / "owner").write_text(f"{dead.pid} long ago")
     together = threading.Barrier(4)
@@ -624,12 +648,27 @@ def test_a_session_whose_owner_cannot_be_told_is_removed(
 ):
     """As after a power failure: no session could begin any more."""
     monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(tmp_path))
-    left = tmp_path / "sessions" / "1-abc"
+    left = tmp_path / "sessions" / "1-abcdef"
     left.mkdir(parents=True)
     if owner is not None:
         (left / "owner").write_text(owner)
     with session_directory() as directory:
         assert list(directory.parent.iterdir()) == [directory]
+
+
+@pytest.mark.parametrize("is_home", [True, False])
+def test_sessions_that_are_not_the_devstacks_are_left_alone(is_home: bool, tmp_path: Path):
+    """`down --delete` deleted whatever stood in a folder of that name, and what links there led to."""
+    kept = [tmp_path / "sessions" / "user-42" / "cart.json", tmp_path / "elsewhere" / "data" / "of-mine"]
+    if not is_home:
+        kept.append(tmp_path / "sessions" / "1-abcdef" / "of-mine")
+    for file in kept:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    (tmp_path / "sessions" / "user-42" / "latest").symlink_to(tmp_path / "elsewhere")
+    done = run_devstack(tmp_path, "down", "--delete", **({"SIDINGS_DEVSTACK_HOME": str(tmp_path)} if is_home else {}))
+    assert done.returncode == 0
+    assert all(file.exists() for file in kept)
 
 
 @pytest.mark.parametrize("damaged", ["postgres/postgres.json", "postgres/postgres.pid", "kafka/kafka.json"])
@@ -910,10 +949,10 @@ def test_a_fetch_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, m
 def test_a_fetch_whose_connection_stalls_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It was waited for without end, by all that need the jars, and none of them said a word."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(jars, "SILENT_SECONDS", 2)
+    monkeypatch.setattr(jars, "SILENT_SECONDS", 5)
     script = "mkdir jars; touch jars/kafka_2.13-0.jar; echo half; exec sleep 1000"
     monkeypatch.setattr(jars, "_ivy_command", lambda *_: ["sh", "-c", script])
-    with pytest.raises(DevstackError, match=r"(?s)half.*killed: it said nothing for 2 seconds"):
+    with pytest.raises(DevstackError, match=r"(?s)half.*killed: it said nothing for 5 seconds"):
         jars.kafka_jars(lambda _: None)
     assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
 

@@ -134,6 +134,14 @@ class Ridden(BaseModel):
     by: Annotated[Annotated[Bus, Tag("bus")] | Annotated[Tram, Tag("tram")], Discriminator(its_kind)]
 
 
+def its_very_kind(value: Any) -> Any:
+    return value["KIND_OF"] if isinstance(value, dict) else value.kind_of
+
+
+class Driven(BaseModel):
+    by: Annotated[Annotated[Bus, Tag("bus")] | Annotated[Tram, Tag("tram")], Discriminator(its_very_kind)]
+
+
 @pytest.mark.parametrize(
     ("kind", "payload", "arrives"),
     [
@@ -157,6 +165,7 @@ class Ridden(BaseModel):
         (Stop, Stop(of=Pickup()), True),
         (Stop, Stop(of=Delivery()), False),  # names are stored, and its function looks for an alias
         (Ridden, Ridden(by=Tram()), False),  # could not be read
+        (Driven, Driven(by=Tram()), False),  # the function raises a KeyError
     ],
     ids=str,
 )
@@ -174,7 +183,7 @@ async def test_a_handler_gets_what_was_enqueued_or_it_is_refused(
         if arrives:
             await change.enqueue(connection, payload, origin=ORIGIN)
         else:
-            with pytest.raises(InvalidPayload, match=r"discriminator|val_json_bytes"):
+            with pytest.raises(InvalidPayload, match=r"discriminator|val_json_bytes|could not read it"):
                 await change.enqueue(connection, payload, origin=ORIGIN)
     await drain(database, registry)
     assert got == ([payload] if arrives else [])

@@ -48,11 +48,11 @@ def main() -> int:
     parser.add_argument("--settings", default="{}", help="OutboxSettings as JSON")
     parser.add_argument("--verbose", action="store_true", help="log everything")
     arguments = parser.parse_args()
-    os.environ |= {
-        f"SIDINGS_{name.upper()}": value
-        for name in ("schema", "postgres", "kafka")
-        if (value := getattr(arguments, name)) is not None
-    }
+    for name in ("schema", "postgres", "kafka"):
+        if (value := getattr(arguments, name)) == "":  # as of a variable that is not set; not the default
+            parser.error(f"--{name}: it is empty: give one, or leave it out")
+        if value is not None:
+            os.environ[f"SIDINGS_{name.upper()}"] = value
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.WARNING,
         format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s",
