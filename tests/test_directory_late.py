@@ -458,6 +458,28 @@ async def test_a_table_that_somebody_writes_for_long_is_asked_again_a_minute_lat
         assert await published(db) == [b"t1"]
 
 
+async def test_of_a_large_table_only_the_rows_in_doubt_are_made_json(db: asyncpg.Connection, terminals: str):
+    """All of them were, with the writers locked out: for each ten thousand keys, and for a single one."""
+    await db.execute(
+        "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) SELECT 't' || n, 'a' FROM generate_series(1, 2000) n"
+    )
+    assert len(await published(db)) == 2_000
+    sql = await db.fetchval("SELECT sidings.directory_statement(d, 'KEYS') FROM sidings.directory d")
+    explain = "EXPLAIN (ANALYZE, FORMAT JSON) " + sql.replace("$1", "'{t17,gone}'::bytea[]")
+    plan = json.loads(await db.fetchval(explain))[0]["Plan"]
+
+    def loops(node: Any) -> int:
+        own = node["Actual Loops"] if node.get("Parent Relationship") == "SubPlan" else 0
+        return own + sum(map(loops, node.get("Plans", ())))
+
+    assert loops(plan) == 1, plan
+    rows = await db.fetch("DELETE FROM sidings.outbox RETURNING key, value")
+    assert {row["key"]: row["value"] and json.loads(row["value"])["terminal_id"] for row in rows} == {
+        b"t17": "t17",
+        b"gone": None,
+    }
+
+
 async def test_a_table_that_cannot_be_read_is_told_once_and_holds_up_no_other(
     database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
 ):
