@@ -183,8 +183,8 @@ async def terminals(db: asyncpg.Connection) -> str:
 
 
 @asynccontextmanager
-async def amending(dsn: str) -> AsyncIterator[Amends]:
-    link = Link(PostgresSettings(dsn=dsn))
+async def amending(dsn: str, **settings: Any) -> AsyncIterator[Amends]:
+    link = Link(PostgresSettings(dsn=dsn, **settings))
     amends = Amends(link, schema="sidings")
     running = asyncio.create_task(amends.run())
     try:
@@ -426,8 +426,9 @@ async def test_what_belongs_to_no_table_is_not_looked_for_among_all_that_is_in_d
     assert [tuple(row) for row in left] == [("terminals", 50_001)]
 
 
+@pytest.mark.parametrize("call_seconds", [10.0, 0.3], ids=["longer than it waits for the lock", "shorter"])
 async def test_a_table_that_somebody_writes_for_long_is_asked_again_a_minute_later(
-    database: str, db: asyncpg.Connection, terminals: str, monkeypatch: pytest.MonkeyPatch
+    database: str, db: asyncpg.Connection, terminals: str, monkeypatch: pytest.MonkeyPatch, call_seconds: float
 ):
     """While we wait for him, all others that would write it wait for us: five seconds of each six they did."""
     asked, clock, fetch = list[str](), 1000.0, Amends._fetch  # pyright: ignore[reportPrivateUsage]
@@ -440,9 +441,10 @@ async def test_a_table_that_somebody_writes_for_long_is_asked_again_a_minute_lat
 
     monkeypatch.setattr(Amends, "_fetch", counted)
     monkeypatch.setattr("sidings.kafka.outbox.amends.now", lambda: clock)
-    await db.execute("ALTER FUNCTION sidings.directory_repeat SET lock_timeout = '100ms'")
+    if call_seconds > 5:
+        await db.execute("ALTER FUNCTION sidings.directory_repeat SET lock_timeout = '100ms'")
     await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
-    async with amending(database) as amends:
+    async with amending(database, call_seconds=call_seconds) as amends:
         async with connected(database) as other, other.transaction():
             await other.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
             amends.due([terminals])
@@ -456,6 +458,54 @@ async def test_a_table_that_somebody_writes_for_long_is_asked_again_a_minute_lat
         amends.due([terminals])
         await eventually(lambda: db.fetchval("SELECT count(*) FROM sidings.outbox"))
         assert await published(db) == [b"t1"]
+
+
+async def slow(db: asyncpg.Connection, seconds: float) -> None:
+    """To read a directory table takes so long, under its lock."""
+    await db.execute("ALTER FUNCTION sidings.directory_statement RENAME TO statement_at_once")
+    await db.execute(
+        f"""CREATE FUNCTION sidings.directory_statement(d sidings.directory, event text) RETURNS text
+            LANGUAGE sql RETURN sidings.statement_at_once(d, event) || left(pg_sleep({seconds})::text, 0)"""
+    )
+
+
+async def test_a_table_that_takes_longer_than_a_call_may_gets_the_time(
+    database: str, db: asyncpg.Connection, terminals: str
+):
+    await slow(db, 1.5)
+    await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
+    async with amending(database, call_seconds=0.5) as amends:
+
+        async def put_right() -> bool:
+            amends.due([terminals])
+            return bool(await db.fetchval("SELECT count(*) FROM sidings.outbox"))
+
+        await eventually(put_right)
+    assert await published(db) == [b"t1"]
+
+
+async def test_a_table_that_takes_longer_than_a_call_ever_may_is_left_alone_and_told(
+    database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
+):
+    """Else nobody could write it most of the time."""
+    await slow(db, 3600.0)
+    await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
+    async with amending(database, call_seconds=0.1) as amends, connected(database) as other:
+        amends.due([terminals])
+        await eventually(lambda: "call directory_republish" in caplog.text)
+        for key in (b"t2", b"t3"):  # a turn of the loop each
+            amends.due([terminals])
+            amends.owe(terminals, late(key))
+            await eventually(lambda: not amends.owed)
+        await eventually(lambda: nobody_locks(other))
+    [told] = [record.getMessage() for record in caplog.records if "directory_republish" in record.getMessage()]
+    assert told.startswith("terminals: ")
+    assert [key for key, _ in await doubts(db)] == [b"t1", b"t2", b"t3"], "it is asked again later"
+
+
+async def nobody_locks(db: asyncpg.Connection) -> bool:
+    sql = "SELECT count(*) = 0 FROM pg_locks WHERE relation = 'terminal_acquirer'::regclass"
+    return bool(await db.fetchval(sql))
 
 
 async def test_of_a_large_table_only_the_rows_in_doubt_are_made_json(db: asyncpg.Connection, terminals: str):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import asyncpg
 
 from ...errors import PostgresUnavailable
-from ...executor import Backoff, Link, now
+from ...executor import Backoff, Link, now, rest_after
 from ...outage import Outage
 from ...schema import load_sql
 from .backlog import Row, key_of
@@ -86,17 +86,28 @@ class Amends:
             del self._owed[topic]
 
     async def _settle(self, topic: str) -> None:
+        began = now()
         try:
             await self._fetch("settle", topic)
         except asyncpg.LockNotAvailableError:
             self._resting[topic] = now() + _REST_SECONDS
             log.warning("%s: somebody's transaction writes its table, so old messages are put right later", topic)
+        except PostgresUnavailable:
+            if self._link.patience == 1:
+                raise  # Postgres is away, and no table's writers wait for us
+            self._resting[topic] = now() + max(_REST_SECONDS, rest_after(now() - began))
+            log.warning(
+                "%s: its table does not answer in time, as it is large or somebody's transaction writes it, so old "
+                "messages are put right later; if this is told again and again, call directory_republish",
+                topic,
+            )
         except asyncpg.PostgresError as error:
             cannot(topic, error)
             await self._fetch("give_up_doubts", topic)
 
     async def _fetch(self, query: str, *args: object) -> None:
-        await self._link.fetch(load_sql(__package__, query, self._schema), *args)
+        fetch = self._link.fetch_long if query == "settle" else self._link.fetch
+        await fetch(load_sql(__package__, query, self._schema), *args)
 
 
 def cannot(topic: str, error: asyncpg.PostgresError) -> None:
