@@ -239,6 +239,8 @@ class Follower(Generic[T]):
                     self.failing_since, self._failures = None, 0
                     self._outage.over()
                 await self._take_up_new_partitions(reader)
+                if self._loading and self.progress.beyond_the_log:  # asked for, as a fetch may tell an older end
+                    self.progress.lower_barrier(await reader.ends())
                 if (reason := await self._log.look(reader)) is not None:
                     await self._start_over(reader, reason)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn

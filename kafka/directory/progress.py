@@ -32,6 +32,19 @@ class Progress:
         """Whether the log is as long, as far as is known."""
         return all(self.tails.get(partition, 0) >= offset for partition, offset in wanted.items())
 
+    @property
+    def beyond_the_log(self) -> bool:
+        """Whether, as far as is known, all of a partition is read and it ends before the barrier: it was cut off."""
+        return any(
+            self.tails.get(partition, 0) < offset and self.has({partition: self.ends.get(partition, offset)})
+            for partition, offset in (self.barrier or {}).items()
+        )
+
+    def lower_barrier(self, ends: Mapping[int, int]) -> None:
+        """No position gets further than these ends, which are those of now."""
+        if self.barrier is not None:
+            self.barrier = {p: min(offset, ends.get(p, 0)) for p, offset in self.barrier.items()}
+
     def missing(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, int]]:
         """Partitions that are not there: where they are, and where they should be."""
         return {
