@@ -5,10 +5,11 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import kafka_errors
+from aiokafka.errors import UnknownError, kafka_errors
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
 from sidings.executor import PostgresSettings
@@ -25,10 +26,23 @@ from sidings.kafka.outbox import (
 )
 from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.outbox.failures import InvalidRecordError
+from sidings.kafka.outbox.senders import Sender
 from sidings.kafka.outbox.slots import SlotKeeper
 
 from .consumer_support import a_service
-from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
+from .outbox_support import (
+    a_relay,
+    assert_complete,
+    emptied,
+    firsts,
+    numbered,
+    publish,
+    publishing,
+    records,
+    relay_process,
+    relaying,
+    sending,
+)
 from .support import SECONDS, connected, eventually, fetch, value
 
 UNREACHABLE = "127.0.0.1:1"
@@ -260,6 +274,67 @@ async def test_what_is_refused_for_a_reason_that_the_client_does_not_know_is_par
         assert [(p.value, p.error) for p in await outbox.parked()] == [(b"no key", "[Error -1] UnknownError")]
         assert relay.metrics.count("failed") == 3
     assert [r.value for r in await records(sidings_kafka, rows)] == [b"1", b"2"]
+
+
+async def test_a_partition_that_refuses_all_for_a_reason_that_the_client_does_not_know_is_waited_for(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose files a broker cannot write. After three tries all that waited for it was parked, one message after
+    the other and round after round, without a pause."""
+    send, broken = Sender.send, True
+
+    async def refused(sender: Sender, batch: Any, topic: str, partition: int) -> "asyncio.Future[object]":
+        if not (broken and partition == 1):
+            return await send(sender, batch, topic, partition)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_exception(UnknownError())
+        return answer
+
+    monkeypatch.setattr(Sender, "send", refused)
+    etas = await topic("etas", partitions=2)
+    await publish(database, etas, numbered(0, 2_000))
+    options: dict[str, Any] = {"max_backoff_seconds": 0.2, "topic_patience_seconds": None}
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka, **options) as relay:
+        await eventually(lambda: relay.metrics.count("failed", etas) >= 6 or relay.metrics.count("parked", etas))
+        assert await outbox.parked() == []
+        assert [state.topic for state in await outbox.failing()] == [etas]
+        broken = False
+        await emptied(database)
+        assert await outbox.parked() == []
+    assert_complete(await records(sidings_kafka, etas), 2_000)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_several_that_are_refused_for_a_reason_that_the_client_does_not_know_are_parked_together(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Another one of their partition was sent: so that is not at fault. first: of all that wait, or the last."""
+    monkeypatch.delitem(kafka_errors, InvalidRecordError.errno)
+    rows = await topic("rows", config={"cleanup.policy": "compact"})
+    bad: list[tuple[str | None, bytes | None]] = [(None, b"no key")] * 3
+    await publish(database, rows, [*bad, ("k", b"1")] if first else [("k", b"1"), *bad])
+    options: dict[str, Any] = {"max_backoff_seconds": 0.2, "topic_patience_seconds": None}
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka, **options):
+        await emptied(database)
+        assert [p.value for p in await outbox.parked()] == [b"no key"] * 3
+    assert [r.value for r in await records(sidings_kafka, rows)] == [b"1"]
+
+
+async def test_where_only_such_messages_wait_they_are_parked_when_the_patience_is_over_for_each(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they or their partition are at fault nothing tells, and nothing else may be held up for ever."""
+    monkeypatch.delitem(kafka_errors, InvalidRecordError.errno)
+    rows = await topic("rows", config={"cleanup.policy": "compact"})
+    await publish(database, rows, [(None, b"1"), (None, b"2")])
+    options: dict[str, Any] = {"max_backoff_seconds": 0.1, "topic_patience_seconds": 0.5}
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka, **options) as relay:
+        await emptied(database)
+        assert [p.value for p in await outbox.parked()] == [b"1", b"2"]
+        assert relay.metrics.count("failed", rows) > 6, "there was a pause after each try"
+        await publish(database, rows, [("k", b"3")])
+        await emptied(database)
+    assert [r.value for r in await records(sidings_kafka, rows)] == [b"3"]
 
 
 async def test_messages_that_are_large_by_a_key_or_headers_are_parked_and_not_sent(

@@ -31,7 +31,8 @@ from .settings import OutboxSettings
 
 __all__ = ["Rounds"]
 
-_DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
+_DOUBTS = 3  # failures after which an error that aiokafka does not know may be the fault of a message
+_IN_A_ROW = 8  # messages refused with such an error one after the other, before it is taken for their partition's fault
 _PROBE = 100  # messages with which partitions that took nothing are tried again
 _LESS = 8  # so many times smaller is the round after one that was not acknowledged in time
 _LEAST_BYTES = 16 * 1024  # of a round: one of no more is late for another reason, as where brokers are overloaded
@@ -76,6 +77,9 @@ class Rounds:
         self._prepared: _Prepared | None = None
         self._most = settings.batch_size  # messages of a round, until the number of partitions is known
         self._fits: int | None = None  # fewer, where the network is too narrow for so many
+        # Refused alone with an error that aiokafka does not know; their partition has accepted none since.
+        self._doubted: list[tuple[Row, UnknownError]] = []
+        self._doubted_since: dict[int, float] = {}  # by partition: it has refused all so since
 
     async def send_next(self, failures: int) -> None:
         """Take the next round and send it. failures: rounds in a row that have failed before it.
@@ -212,6 +216,7 @@ class Rounds:
             error = future.exception()
             if error is None:
                 self.ledger.accept(packed)
+                self._doubted_since.pop(partition, None)
             elif self._is_refusal(error):
                 refused.append((partition, packed))
             else:
@@ -223,8 +228,8 @@ class Rounds:
             self._senders.refused(sender)
             for partition, packed in refused:
                 try:
-                    await self._isolate(partition, packed)
-                except ClocksApart as error:  # of that partition's broker
+                    await self._sift(partition, packed)
+                except (ClocksApart, UnknownError) as error:  # it is of that partition, or of its broker
                     stuck.add(partition)
                     failure = Failed(error)
         if failure is not None:
@@ -287,19 +292,57 @@ class Rounds:
             )
         return pending
 
+    async def _sift(self, partition: int, rows: list[Row]) -> None:
+        """`_isolate`, and decide what is at fault where aiokafka does not know the error: the messages, if their
+        partition takes others of the batch. Raises `UnknownError` where it takes none, or refuses many in a row: they
+        may be good. Only the first one is parked, when it takes none for `topic_patience_seconds`: it would hold up
+        the others for ever if it is bad."""
+        self._doubted, before, all_tried = [], self.ledger.accepted, True
+        try:
+            await self._isolate(partition, rows)
+        except UnknownError:
+            all_tried = False
+        if self.ledger.accepted > before:
+            self._doubted_since.pop(partition, None)
+            if all_tried:
+                self._refuse_doubted(len(self._doubted))
+        elif self._doubted:
+            patience = self._settings.topic_patience_seconds
+            since = self._doubted_since.setdefault(partition, now())
+            if patience is not None and now() - since >= patience:
+                del self._doubted_since[partition]
+                self._refuse_doubted(1)
+        if self._doubted:
+            raise self._doubted[0][1]
+
+    def _refuse_doubted(self, count: int) -> None:
+        for row, error in self._doubted[:count]:
+            self.ledger.refuse(row, text_of(error))
+        del self._doubted[:count]
+
     async def _isolate(self, partition: int, rows: list[Row]) -> None:
         """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent. Those that
         have waited for longer than their topic takes get the time of now. Where only all together are too large, the
-        next batches are smaller. Raises `ClocksApart` where that is refused, too: it is no message's fault."""
+        next batches are smaller. Raises `ClocksApart` where that is refused, too: it is no message's fault. Those that
+        are refused with an error that aiokafka does not know are doubted until a later one is accepted; raises it where
+        these are too many."""
         while rows:
+            accepted = self.ledger.accepted
             error, rest = await self._try(partition, rows)
             if isinstance(error, InvalidTimestampError):
                 error, rest = await self._try(partition, rows, as_of_now=True)
                 if isinstance(error, InvalidTimestampError) and all(timestamp_ms_of(row) is None for row in rows):
                     raise ClocksApart
             if error is None:
+                if self.ledger.accepted > accepted:
+                    self._refuse_doubted(len(self._doubted))
                 rows = rest
                 continue
+            if len(rows) == 1 and isinstance(error, UnknownError):
+                self._doubted.append((rows[0], error))
+                if len(self._doubted) == _IN_A_ROW:
+                    raise error
+                return
             if len(rows) == 1:
                 self.ledger.refuse(rows[0], text_of(error))
                 return

@@ -32,7 +32,8 @@ class OutboxSettings(Settings):
         backoff_seconds: First pause of a failing topic.
         max_backoff_seconds: Longest pause of a failing topic.
         topic_patience_seconds: A topic that does not exist, or that we may not write to, is tried for so long; then its
-            messages are parked. None: never.
+            messages are parked. So is one message that a partition refuses for a reason that the client does not know,
+            if it takes no other either. None: never.
         shutdown_seconds: How long the relay may go on sending when it is stopped.
         figures_seconds: How often the waiting messages are counted, at most.
         correlation_header: The name under which messages carry the correlation id of the handler that publishes them.
