@@ -11,8 +11,9 @@ _MAX_ERROR_BYTES = 2_000
 
 
 class DeadLetters:
-    """Sends the messages of `group`'s consumer to dead-letter topics, by a producer of its own: one that has failed is
-    thrown away with all that it had under way, and a missing topic must not do that to results of handlers."""
+    """Sends the messages of `group`'s consumer to dead-letter topics, by a producer of its own: where Kafka refuses a
+    message, its producer is thrown away with all that it had under way, and what others have sent must not do that to
+    results of handlers."""
 
     def __init__(self, group: str, producer: Producer) -> None:
         self._group = group

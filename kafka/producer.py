@@ -103,7 +103,7 @@ class Producer:
                 if isinstance(error, NEVER):
                     self._careful_until[topic] = time.monotonic() + _CAREFUL_SECONDS
                     sender.retired = True
-                if alone or not sender.retired:
+                if alone or not sender.retired or isinstance(error, NO_TOPIC):
                     raise
                 # Kafka refuses whole batches, and an idempotent producer can send no more then: the fault may be
                 # another message's, and that another caller's.
@@ -126,13 +126,15 @@ class Producer:
         await self._senders.close()
 
     async def _send(self, sender: Sender, messages: Sequence[Outgoing], ids: Sequence[bytes], *, alone: bool) -> None:
-        began = time.monotonic()
+        began, topic = time.monotonic(), messages[0].topic
+        futures: list[asyncio.Future[object]] = []
         sender.users += 1
         sender.silent_since = sender.silent_since or began
         try:
             async with asyncio.timeout(self._settings.delivery_seconds):
-                pairs = zip(messages, ids, strict=True)
-                futures = [await self._hand_over(sender, message, id) for message, id in pairs]
+                partitions = await sender.partitions(topic, self._settings.metadata_seconds)
+                for message, id in zip(messages, ids, strict=True):
+                    futures.append(await self._hand_over(sender, partitions, message, id))
                 await asyncio.gather(*futures)
             sender.silent_since = None
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
@@ -140,12 +142,21 @@ class Producer:
             if silent > self._settings.delivery_seconds and waited > _GRACE_SECONDS:
                 self._drop(sender)
             raise
+        except NO_TOPIC:  # it says nothing about what others have under way
+            if futures and not alone:
+                self._retire(sender)
+            else:
+                sender.forget(topic)
+            if sender.users == 1:
+                sender.silent_since = None
+            raise
         except (KafkaError, OSError) as error:
             if not (alone and isinstance(error, NEVER)):
                 self._drop(sender)
             raise
         finally:
             sender.users -= 1
+            self._senders.released(sender)
 
     async def _connected(self, *, alone: bool) -> Sender:
         """The producer of the messages that go together; or that of those that go alone, to which a refusal does
@@ -165,8 +176,9 @@ class Producer:
                 self._current[alone] = sender
             return self._current[alone]
 
-    async def _hand_over(self, sender: Sender, message: Outgoing, id: bytes) -> "asyncio.Future[object]":
-        partitions = await sender.partitions(message.topic, self._settings.metadata_seconds)
+    async def _hand_over(
+        self, sender: Sender, partitions: list[int], message: Outgoing, id: bytes
+    ) -> "asyncio.Future[object]":
         key = message.key if message.partition_key is None else message.partition_key
         return await sender.append(
             message.topic,
@@ -179,7 +191,18 @@ class Producer:
 
     def _drop(self, sender: Sender) -> None:
         """After a failure an idempotent producer has lost count (aiokafka #1017): the next message gets another."""
-        for alone, current in list(self._current.items()):
+        if self._replace(sender):
+            self._senders.end(sender, _GRACE_SECONDS)
+
+    def _retire(self, sender: Sender) -> None:
+        """The same where Kafka answers: what others have under way has its time."""
+        if self._replace(sender):
+            self._senders.retire(sender)
+
+    def _replace(self, sender: Sender) -> bool:
+        """Whether it was in use until now."""
+        for alone, current in self._current.items():
             if current is sender:
                 del self._current[alone]
-                self._senders.end(sender, _GRACE_SECONDS)
+                return True
+        return False

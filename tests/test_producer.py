@@ -6,9 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from aiokafka.errors import TopicAuthorizationFailedError
+from aiokafka.protocol.produce import ProduceRequest
 from sidings import ConfigurationError, KafkaUnavailable, Message
 from sidings.devstack.topics import create_topic
 from sidings.kafka import OutboxSettings, Producer
+from sidings.kafka import producer as producer_module
 from sidings.kafka.outbox import InvalidMessage, NotPublished
 from sidings.kafka.outbox.senders import Sender
 
@@ -42,6 +45,51 @@ async def test_a_topic_that_does_not_exist_costs_no_message_for_others(sidings_k
         over.set()
         await asyncio.gather(*others)
     assert outcomes.keys() == {"sent"}, outcomes
+
+
+@pytest.mark.parametrize("denied", [False, True])
+async def test_a_topic_that_cannot_be_sent_to_ends_nothing_that_others_have_under_way(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch, denied: bool
+) -> None:
+    """What took Kafka a second or longer to acknowledge was cut off, and failed as what may have arrived. denied: the
+    topic is there, but we may not write to it."""
+    monkeypatch.setattr(producer_module, "_GRACE_SECONDS", 0.0)
+    etas, wrong = await topic("etas"), await topic("denied")
+    append, waiting, held = Sender.append, asyncio.Event(), asyncio.Event()
+
+    async def refused(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        if topic != wrong:
+            return await append(self, topic, **message)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_exception(TopicAuthorizationFailedError(topic))
+        return answer
+
+    monkeypatch.setattr(Sender, "append", refused)
+    async with sending(sidings_kafka, metadata_seconds=0.5) as producer:
+        await producer.send(etas, key="k", value=b"0")
+        client: Any = producer._current[False]._producer.client
+        send = client.send
+
+        async def late(node: int, request: Any, **options: Any) -> Any:
+            answer = await send(node, request, **options)
+            if isinstance(request, ProduceRequest):
+                waiting.set()
+                await held.wait()
+            return answer
+
+        client.send = late
+        first = asyncio.create_task(producer.send(etas, key="k", value=b"1"))
+        await waiting.wait()
+        with pytest.raises(NotPublished):
+            await producer.send(wrong if denied else f"{etas}-missing", key="k", value=b"x")
+        assert f"{etas}-missing" not in client._topics, "nobody is asked for it for ever"
+        assert client.cluster.partitions_for_topic(etas), "else what waits for its turn is not sent"
+        if producer._senders._closing:
+            await asyncio.wait(producer._senders._closing)
+        held.set()
+        await first
+        await producer.send(etas, key="k", value=b"2")
+    assert [record.value for record in await records(sidings_kafka, etas)] == [b"0", b"1", b"2"]
 
 
 async def test_a_message_that_kafka_refuses_takes_no_other_of_its_batch_with_it(sidings_kafka: str, topic) -> None:

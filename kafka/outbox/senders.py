@@ -79,15 +79,22 @@ class Sender:
     async def partitions(self, topic: str, timeout: float) -> list[int]:
         """The topic's partitions, sorted. After `timeout` seconds, raises aiokafka's `UnknownTopicOrPartitionError` if
         Kafka tells of none, `KafkaConnectionError` if it says nothing."""
-        cluster: Any = self._producer.client.cluster
-        told = cluster._last_successful_refresh_ms
+        client: Any = self._producer.client
+        told = client.cluster._last_successful_refresh_ms
+        # It knows all topics at first. When it asks for a missing one it forgets those that it has not asked for, and
+        # who leads the partitions of what waits for its turn.
+        client._topics.add(topic)
         try:
             async with asyncio.timeout(timeout):
                 return sorted(await self._producer.partitions_for(topic))
         except TimeoutError:
-            if cluster._last_successful_refresh_ms == told:
+            if client.cluster._last_successful_refresh_ms == told:
                 raise KafkaConnectionError(f"Kafka does not say which partitions {topic!r} has") from None
             raise UnknownTopicOrPartitionError(f"the topic {topic!r} does not exist") from None
+
+    def forget(self, topic: str) -> None:
+        """Ask Kafka no more for a topic that is not there; aiokafka would for ever, and log an error each time."""
+        cast(Any, self._producer.client)._topics.discard(topic)
 
     def batch(self) -> Any:
         """An empty batch (aiokafka's ``BatchBuilder``)."""
