@@ -25,7 +25,7 @@ from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.topics import create_topic
 from sidings.executor import Link, PostgresSettings
 from sidings.kafka import KafkaSettings
-from sidings.kafka.outbox import OutboxSettings, Relay, packing, reader, recorder, rounds
+from sidings.kafka.outbox import OutboxSettings, Relay, packing, reader, recorder, rounds, senders
 from sidings.kafka.outbox import relay as relay_module
 from sidings.kafka.outbox.reader import Reader
 
@@ -222,6 +222,33 @@ async def test_a_topic_whose_broker_hangs_leaves_memory_and_reads_to_the_others(
         found = await records(sidings_kafka, name)
         assert len(found) == 6_000
         assert_complete(found, 6_000)
+
+
+async def test_a_topic_that_is_looked_for_leaves_memory_and_reads_to_the_others(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a missing one filled the window for `metadata_seconds`, with each try of it anew."""
+    slow, fast = await topic("slow"), await topic("fast")
+    partitions = senders.Sender.partitions
+    looking, found = asyncio.Event(), asyncio.Event()
+
+    async def late(self: senders.Sender, name: str, timeout: float) -> list[int]:
+        if name == slow:
+            looking.set()
+            await found.wait()
+        return await partitions(self, name, timeout)
+
+    monkeypatch.setattr(senders.Sender, "partitions", late)
+    async with relaying(database, sidings_kafka, window=1_000, slow_seconds=0.1) as relay:
+        await publish(database, slow, numbered(0, 6_000))
+        await looking.wait()
+        await publish(database, fast, numbered(0, 6_000))
+        await emptied(database, fast)
+        assert await value(database, "SELECT count(*) FROM sidings.outbox WHERE topic = $1", slow) == 6_000
+        assert relay.backlog.room(1_000) == 1_000
+        found.set()
+        await emptied(database)
+    assert_complete(await records(sidings_kafka, slow), 6_000)
 
 
 @pytest.mark.chaos

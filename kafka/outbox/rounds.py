@@ -164,12 +164,22 @@ class Rounds:
         await self._senders.close()
 
     async def _partitions(self, sender: Sender) -> list[int]:
+        slow = asyncio.get_running_loop().call_later(self._settings.slow_seconds, self._make_room)
         try:
             return await sender.partitions(self.lane.topic, self._settings.metadata_seconds)
         except KafkaConnectionError as error:  # it may have ended to ask who leads what, for good
             raise self._senders.failure(sender, error) from error
         except KafkaError as error:
             raise Failed(error, cut=sender.closed) from error
+        finally:
+            slow.cancel()
+
+    def _make_room(self) -> None:
+        """The lane's place in memory is for the others until it goes on."""
+        self.lane.paused = True
+        self._prepared = None
+        self.lane.shelve()
+        self._on_room()
 
     async def _prepare(self, sender: Sender, partitions: list[int]) -> None:
         """Kafka has a round: pack the next one, if there are enough messages for at least half of one: those that come
@@ -282,11 +292,7 @@ class Rounds:
         settings = self._settings
         _, pending = await asyncio.wait(futures, timeout=settings.slow_seconds)
         if pending:
-            # Its place in memory is for the others until it goes on.
-            self.lane.paused = True
-            self._prepared = None
-            self.lane.shelve()
-            self._on_room()
+            self._make_room()
             _, pending = await asyncio.wait(
                 pending, timeout=max(0.0, settings.delivery_seconds - settings.slow_seconds)
             )

@@ -28,7 +28,8 @@ class OutboxSettings(Settings):
         lease_seconds: How long a slot stays ours without a renewal. A takeover after a kill takes that long.
         delivery_seconds: How long Kafka may leave a batch unacknowledged before its topic counts as failing.
         metadata_seconds: How long to look for a topic before it counts as missing.
-        slow_seconds: After so long without an acknowledgement a topic's messages leave the memory to others.
+        slow_seconds: After so long without an acknowledgement, or without being found, a topic's messages leave the
+            memory to others.
         backoff_seconds: First pause of a failing topic.
         max_backoff_seconds: Longest pause of a failing topic.
         topic_patience_seconds: A topic that does not exist, or that we may not write to, is tried for so long; then its
