@@ -298,14 +298,21 @@ class Postgres(Database):
         self.failing.pop((topic, me), None)
         return []
 
-    def _park_topic(self, me: UUID, slots, names, epochs, topic: str, error: str, most: int, sent: list[int]):
-        ours = set(self._ours(me, names, epochs))
-        held = {slot for slot, name in zip(slots, names, strict=True) if name in ours}
-        waiting = [row for row in self.committed() if row.slot in held and row.topic == topic and row.id not in sent]
-        found = [row for row in waiting if self.locks.get(row.id, 0.0) <= self.world.time]
-        for row in found:
-            self.parked[row.id] = self.rows.pop(row.id)
-        return [{"parked": len(found)}]
+    def _park_topic(
+        self, me: UUID, slots, names, epochs, topic: str, error: str, most: int, sent: list[int], after, looked: int
+    ):
+        ours, rows = set(self._ours(me, names, epochs)), self.committed()
+        answer: list[dict[str, Any]] = []
+        before = len(self.parked)
+        for slot, name, mark in zip(slots, names, after, strict=True):
+            if name not in ours:
+                continue
+            page = sorted((row for row in rows if row.slot == slot and row.id > mark), key=lambda row: row.id)[:looked]
+            for row in page:
+                if row.topic == topic and row.id not in sent and self.locks.get(row.id, 0.0) <= self.world.time:
+                    self.parked[row.id] = self.rows.pop(row.id)
+            answer.append({"slot": slot, "upto": page[-1].id if len(page) == looked else None})
+        return [row | {"parked": len(self.parked) - before} for row in answer]
 
     def _waiting(self, slots: list[int]):
         return []

@@ -252,7 +252,7 @@ async def test_an_origin_is_not_taken_over_while_its_owner_changes_what_waits(da
 
 RELAYS = {  # what follows the relay, slots, origins and epochs: the first message was sent, the second one refused
     "record": ([1], [1], "{1}", [3], [2], ["too large"], "00000001"),
-    "park_topic": ("etas", "no such topic", 10, []),
+    "park_topic": ("etas", "no such topic", 10, [], [0], 1_000),
 }
 ACQUIRE_SLOT = ACQUIRE.replace(ORIGIN, "outbox/3")
 

@@ -1,8 +1,10 @@
 """Publishing: in the caller's transaction, checked before anything is written, and known to be acknowledged or not."""
 
+import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -13,14 +15,16 @@ from sidings.executor import Link, PostgresSettings
 from sidings.jobs import Transaction
 from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import InvalidMessage, MessageParked, Outbox, OutboxSettings, Relay, RolledBack
-from sidings.kafka.outbox.backlog import Backlog
+from sidings.kafka.outbox import recorder as recorder_module
+from sidings.kafka.outbox.backlog import Backlog, Slot
 from sidings.kafka.outbox.metrics import OutboxMetrics
 from sidings.kafka.outbox.recorder import Recorder
 from sidings.kafka.settings import KafkaSettings
 from sidings.schema import load_sql, migrate
 
-from .outbox_support import publishing, records, relaying
-from .support import connected, eventually, fetch, value
+from .outbox_support import a_relay, publishing, records, relaying
+from .plan_support import nodes
+from .support import SECONDS, connected, eventually, fetch, value
 
 
 class Eta(BaseModel):
@@ -301,7 +305,7 @@ async def test_a_message_that_was_parked_goes_back_as_it_was(database: str, stat
             timeline = await connection.fetchval("SELECT sidings.timeline()")
             arguments += ([1], [0], "{}", [3], [7], ["no"], timeline)
         else:
-            arguments += ("etas", "no", 10, [])
+            arguments += ("etas", "no", 10, [], [0] * len(arguments[0]), 1_000)
         await connection.execute(load_sql("sidings.kafka.outbox", statement), relay, *arguments)
         assert await connection.fetch("SELECT slot, id FROM sidings.outbox") == [(4, 7)]
         release = load_sql("sidings.kafka.outbox", "release_parked")
@@ -325,7 +329,7 @@ async def test_two_messages_of_one_id_in_two_slots_can_be_parked_at_once(databas
             timeline = await connection.fetchval("SELECT sidings.timeline()")
             arguments += ([1, 1], [0, 0], "{}", slots, [7, 7], ["no", "no"], timeline)
         else:
-            arguments += ("etas", "no", 10, [])
+            arguments += ("etas", "no", 10, [], [0] * len(arguments[0]), 1_000)
         await connection.execute(load_sql("sidings.kafka.outbox", statement), relay, *arguments)
         parked = await connection.fetch("SELECT slot, id = 7 AS same FROM sidings.outbox_parked ORDER BY slot")
         assert [tuple(row) for row in parked] == [(3, True), (4, False)]
@@ -347,7 +351,7 @@ async def test_only_who_holds_a_slot_takes_messages_out_and_keeps_it_until_that_
         async def taken_out(relay: UUID, epoch: int, timeline: str) -> bool:
             arguments: tuple[Any, ...] = ([1], [1], "{7}", [3], [8], ["no"], timeline)
             if statement == "park_topic":
-                arguments = ("etas", "no", 10, [])
+                arguments = ("etas", "no", 10, [], [0], 1_000)
             sql = load_sql("sidings.kafka.outbox", statement)
             await connection.execute(sql, relay, [3], ["outbox/3"], [epoch], *arguments)
             left = await connection.fetchval("SELECT count(*) FROM sidings.outbox")
@@ -492,7 +496,7 @@ async def test_of_a_topic_that_cannot_be_sent_to_all_is_parked_but_what_is_locke
                VALUES (3, now(), 3, 'etas', 'x')"""
         )
         await person.execute("SELECT FROM sidings.outbox WHERE id = 2 FOR UPDATE")
-        arguments = relay, [3], ["outbox/3"], [1], "etas", "no", 2, [1]
+        arguments = relay, [3], ["outbox/3"], [1], "etas", "no", 2, [1], [0], 1_000
         assert [await connection.fetchval(park, *arguments) for _ in range(3)] == [2, 2, 0]
         left = await connection.fetch("SELECT id FROM sidings.outbox ORDER BY id")
         assert [row["id"] for row in left] == [1, 2, 6]
@@ -511,8 +515,71 @@ async def test_of_all_slots_together_no_more_is_parked_at_once_than_was_asked_fo
         await connection.execute(
             "INSERT INTO sidings.outbox (slot, topic, value) SELECT 3 + n % 2, 'etas', '' FROM generate_series(1, 5) n"
         )
-        arguments = relay, slots, names, [1, 1], "etas", "no", 2, []
+        arguments = relay, slots, names, [1, 1], "etas", "no", 2, [], [0, 0], 1_000
         assert [await connection.fetchval(park, *arguments) for _ in range(4)] == [2, 2, 1, 0]
+
+
+async def test_what_waits_for_a_topic_that_cannot_be_sent_to_is_looked_for_by_some_thousands(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each statement stepped over all that waits for other topics, millions where another one fails: it took longer
+    than a statement may, nothing was parked, and meanwhile nothing was recorded."""
+    monkeypatch.setattr(recorder_module, "_LOOKED_AT", 100)
+    relay = a_relay(database, "localhost:1")
+    recorder, parking = relay._recorder, relay._links["park"]
+    recorder.relay_id, fetch, read = relay.id, Link.fetch, list[int]()
+
+    async def watched(link: Link, query: str, *arguments: Any) -> list[Any]:
+        assert link is parking, "others record meanwhile"
+        async with connected(database) as looking:
+            for setting in ("enable_seqscan = off", "enable_bitmapscan = off", "plan_cache_mode = force_generic_plan"):
+                await looking.execute(f"SET {setting}")
+            explained = "EXPLAIN (ANALYZE, FORMAT JSON) "
+            transaction = looking.transaction()
+            await transaction.start()
+            plan = json.loads(await looking.fetchval(explained + query, *arguments))[0]["Plan"]
+            await transaction.rollback()
+        scans = [node for node in nodes(plan) if node.get("Relation Name") == "outbox"]
+        assert all(node.get("Index Name") in (None, "outbox_pkey") for node in scans)
+        assert all("Index Name" in node or node["Node Type"] == "ModifyTable" for node in scans), plan
+        looked = ("Actual Rows", "Rows Removed by Filter")
+        read.append(max(int(node["Actual Loops"] * sum(node.get(key, 0) for key in looked)) for node in scans))
+        return await fetch(link, query, *arguments)
+
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.outbox (slot, topic, value)
+               SELECT n % 2, CASE n % 1000 WHEN 0 THEN 'few' ELSE 'many' END, 'x' FROM generate_series(1, 6000) n;
+               ANALYZE sidings.outbox"""
+        )
+        for number in (0, 1):
+            relay.backlog.add_slot(Slot(number, f"outbox/{number}", 1))
+            await connection.execute(
+                "INSERT INTO sidings.origin (origin, owner, epoch) VALUES ($1, $2, 1)", f"outbox/{number}", relay.id
+            )
+        monkeypatch.setattr(Link, "fetch", watched)
+        try:
+            assert await recorder.park_topic("few", "no") == 6
+        finally:
+            await relay.stop()
+        assert len(read) == 31
+        assert max(read) <= 250
+        count = "SELECT count(*) FILTER (WHERE topic = 'few') FROM "
+        assert [await connection.fetchval(f"{count} sidings.outbox{which}") for which in ("", "_parked")] == [0, 6]
+
+
+async def test_while_a_topic_is_parked_others_are_recorded() -> None:
+    hangs: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    parking: Any = Mock(spec=Link, fetch=Mock(return_value=hangs))
+    link: Any = Mock(spec=Link, fetch=AsyncMock(return_value=[]))
+    backlog, metrics, ignore = Backlog(10), Mock(spec=OutboxMetrics), lambda *_: None
+    backlog.add_slot(Slot(3, "outbox/3", 1))
+    recorder = Recorder(link, parking, backlog, metrics, schema="sidings", on_fenced=ignore, on_room=ignore)
+    task = asyncio.create_task(recorder.park_topic("etas", "no"))
+    await eventually(lambda: parking.fetch.called)
+    await asyncio.wait_for(recorder.call("topic_works", "others", uuid4()), SECONDS)
+    hangs.set_result([])
+    assert await task == 0
 
 
 async def test_what_cannot_be_parked_in_time_is_parked_by_fewer() -> None:
@@ -525,11 +592,14 @@ async def test_what_cannot_be_parked_in_time_is_parked_by_fewer() -> None:
             raise PostgresUnavailable("no answer within 5 s")
         parked = min(most, waiting)
         waiting -= parked
-        return [{"parked": parked}]
+        return [{"parked": parked, "slot": 3, "upto": 7 if parked == most else None}]
 
     link: Any = Mock(spec=Link, fetch=fetch)
     ignore: Any = lambda *_: None  # noqa: E731
-    recorder = Recorder(link, Backlog(10), Mock(spec=OutboxMetrics), schema="sidings", on_fenced=ignore, on_room=ignore)
+    backlog = Backlog(10)
+    backlog.add_slot(Slot(3, "outbox/3", 1))
+    metrics: Any = Mock(spec=OutboxMetrics)
+    recorder = Recorder(Mock(), link, backlog, metrics, schema="sidings", on_fenced=ignore, on_room=ignore)
     for _ in range(20):
         try:
             await recorder.park_topic("etas", "no")

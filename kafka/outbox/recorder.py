@@ -26,6 +26,7 @@ __all__ = ["Recorder"]
 log = logging.getLogger("sidings.outbox")
 
 _AT_ONCE = 5_000  # messages of one statement
+_LOOKED_AT = 5_000  # messages of a slot, of whatever topic, that a statement looks at to find those of one to park
 _FEWER = 4  # so many times fewer are parked at once after a statement that was not answered in time
 _ERROR_CHARACTERS = 2_000
 _LOCKED_SECONDS = 1.0  # until messages that are locked are looked at again
@@ -39,12 +40,14 @@ class Recorder:
     """Gathers outcomes while a statement is under way, and repeats what was not answered: repeating is harmless. What
     somebody else's transaction keeps locked is put off, so that it holds up no other but those behind it in its order.
 
+    parking: a connection for parking whole topics, which may look through all that waits: others record meanwhile.
     on_fenced: the database says that a slot has another owner. on_room: messages have left the memory.
     """
 
     def __init__(
         self,
         link: Link,
+        parking: Link,
         backlog: Backlog,
         metrics: OutboxMetrics,
         *,
@@ -56,6 +59,8 @@ class Recorder:
         self.outage = Outage(log, "acknowledgements could not be recorded")
         self._link = link
         self._lock = asyncio.Lock()
+        self._parking = parking
+        self._parking_lock = asyncio.Lock()
         self._backlog = backlog
         self._metrics = metrics
         self._schema = schema
@@ -227,32 +232,42 @@ class Recorder:
 
     async def park_topic(self, topic: str, error: str) -> int:
         """Park all that waits for a topic in our slots, and return how many. Raises as `Link.fetch` does. Some at once:
-        millions would take longer than a statement may, and others want to be recorded. Fewer where these have, as they
-        are large."""
-        total, count, most = 0, 0, 0
-        while count >= most:
+        millions would take longer than a statement may. Fewer where these have, as they are large."""
+        async with self._parking_lock:
+            try:
+                return await self._park(topic, clean(error))
+            finally:
+                await self._parking.close()  # it is seldom needed
+
+    async def _park(self, topic: str, error: str) -> int:
+        total, query = 0, load_sql(__package__, "park_topic", self._schema)
+        after = dict.fromkeys(self._backlog.slots.values(), 0)
+        while slots := [slot for slot in after if self._backlog.has(slot)]:
             most = self._parks
-            slots = list(self._backlog.slots.values())
             sent = [id for (id, _), lane in self._backlog.locked.items() if lane.topic == topic]
             try:
-                answer = await self.call(
-                    "park_topic",
+                answer = await self._parking.fetch(
+                    query,
                     self.relay_id,
                     [slot.number for slot in slots],
                     [slot.name for slot in slots],
                     [slot.epoch for slot in slots],
                     topic,
-                    clean(error),
+                    error,
                     most,
                     sent,
+                    [after[slot] for slot in slots],
+                    _LOOKED_AT,
                 )
             except PostgresUnavailable:
                 self._parks = max(1, most // _FEWER)
                 raise
             self._parks = min(2 * most, _AT_ONCE)
-            count = answer[0]["parked"]
-            self._metrics.parked(topic, count)
-            total += count
+            upto = {row["slot"]: row["upto"] for row in answer}
+            after = {slot: upto[slot.number] for slot in slots if upto.get(slot.number) is not None}
+            if answer:
+                self._metrics.parked(topic, answer[0]["parked"])
+                total += answer[0]["parked"]
         return total
 
     async def call(self, query: str, *args: object) -> list[asyncpg.Record]:

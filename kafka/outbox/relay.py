@@ -70,7 +70,7 @@ class Relay:
         self._service = service
         self._postgres = postgres
         schema = postgres.schema_name
-        self._links = {name: Link(postgres) for name in ("read", "record", "slots", "figures", "amends")}
+        self._links = {name: Link(postgres) for name in ("read", "record", "park", "slots", "figures", "amends")}
         self._amends = Amends(self._links["amends"], schema=schema)
         self._senders = Senders(kafka, self.settings)
         self._packer = Packer(service, most=self.settings.batch_size, max_bytes=self.settings.max_message_bytes)
@@ -84,6 +84,7 @@ class Relay:
         )
         self._recorder = Recorder(
             self._links["record"],
+            self._links["park"],
             self.backlog,
             self.metrics,
             schema=schema,
