@@ -17,7 +17,7 @@ from sidings.schema import migrate
 
 from .history_support import stored
 from .support import connected
-from .test_history_archive import MODULE, OLD, an_attempt, archived, jobs, maintained
+from .test_history_archive import OLD, an_attempt, archived, jobs, maintained
 
 
 async def test_a_database_does_not_write_over_what_another_one_has_archived(
@@ -173,7 +173,7 @@ async def test_all_of_a_large_file_is_compared(
     database: str, tmp_path: Path, ordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Piece by piece, whichever order its rows have."""
-    monkeypatch.setattr(MODULE, "_CHECKED_ROWS", 100)
+    monkeypatch.setattr("sidings.spark_analytics.history.missing._CHECKED_ROWS", 100)
     times = [OLD + timedelta(seconds=n if ordered else n * 7919 % 1000) for n in range(1000)]
     await stored(database, [an_attempt(n, at) for n, at in enumerate(times)])
     assert await archived(database, tmp_path) >= 1

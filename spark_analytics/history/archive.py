@@ -14,11 +14,11 @@ So it is where a file was damaged later: a run that finds it so takes its entry 
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pyarrow as pa
@@ -28,6 +28,7 @@ from ...errors import SidingsError
 from ...schema import load_sql, valid_schema_name
 from .database import connected
 from .files import claim_archive, part_file
+from .missing import Unreadable, has_all, missing
 
 __all__ = ["archive"]
 
@@ -38,7 +39,6 @@ _CLOSE_SECONDS = 10.0
 _CALL_SECONDS = 600.0
 _ROWS = 5_000  # in memory at once, as objects
 _PAYLOADS = 100  # of those that have one
-_CHECKED_ROWS = 100_000  # of a file, compared at once
 _FETCH_BYTES = 16 << 20  # of rows in memory at once, as far as those before tell
 _GROUP = 200_000  # rows of a row group
 _GROUP_BYTES = 64 << 20  # of one with large payloads
@@ -56,7 +56,7 @@ _SHAPE = pa.schema(
 
 
 class _Foreign(SidingsError):
-    """A day's file has rows that the database has not, or nobody knows which."""
+    """A day's file has rows that the database has not."""
 
 
 def archive(
@@ -80,7 +80,7 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
     connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
-        done, busy, foreign, detached = 0, list[date](), list[_Foreign](), list[date]()
+        done, busy, foreign, detached = 0, list[date](), list[SidingsError](), list[date]()
         closed = await connection.fetch(load_sql(__package__, "closed_days", schema))
         # All of them first: what ends a run must not leave a day to retention whose file is gone.
         for row in [row for row in closed if not await _archived(connection, directory, schema, row)]:
@@ -100,7 +100,7 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
             except asyncpg.LockNotAvailableError:
                 busy.append(row["day"])
                 continue
-            except _Foreign as error:
+            except (_Foreign, Unreadable) as error:
                 foreign.append(error)
                 continue
             if rows is None:
@@ -160,13 +160,14 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     # Which partition it is may have changed since the days were listed: others archive one, retention drops it, a late
     # row makes another, and the file of the first is all that there is of its rows.
     await connection.execute(f"LOCK TABLE {schema}.job_history_{day:%Y%m%d} IN ACCESS SHARE MODE")
-    part = await connection.fetchval(load_sql(__package__, "next_part", schema), day)
+    part, old = await _part(connection, directory, schema, day)
     # Before the rows: a note that is seen now belongs to a row that is read below.
     late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
     file = part_file(directory, day, part)
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists():
-        await _check_free(connection, file, schema, day)
+    for each in (file, *old):
+        if each.exists():
+            await _check_free(connection, each, schema, day)
     _tidy(file)
     draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
@@ -174,7 +175,10 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
         await _verify(connection, draft, rows, schema, day, [row["id"] for row in late])
         await connection.execute(load_sql(__package__, "enter_day", schema), day, part, rows, str(directory))
         await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
+        await connection.execute(f"DELETE FROM {schema}.history_archive WHERE day = $1 AND part > $2", day, part)
         draft.rename(file)
+        for each in old:  # killed here: the next run finds `file`, which has their rows, and does this again
+            each.unlink(missing_ok=True)
     finally:
         draft.unlink(missing_ok=True)
     _sync(file.parent)
@@ -182,31 +186,30 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     return rows
 
 
+async def _part(connection: "Connection", directory: Path, schema: str, day: date) -> tuple[int, list[Path]]:
+    """The number of the file of the partition that a day has now, and files that this one replaces.
+
+    A partition that was dropped has none of its rows here; if all are, another server has dropped its own, from which
+    this one has been replicated: the entry came along, and DROP TABLE did not. Then it is the partition of that file,
+    and what came after the other one's drop is in it as well. Raises `Unreadable`."""
+    following = await connection.fetchval(load_sql(__package__, "next_part", schema), day)
+    for part in range(1, following):
+        file = part_file(directory, day, part)
+        if file.exists() and await has_all(connection, file, schema, f"job_history_{day:%Y%m%d}"):
+            return part, [part_file(directory, day, later) for later in range(part + 1, following + 1)]
+    return following, []
+
+
 async def _check_free(connection: "Connection", file: Path, schema: str, day: date) -> None:
     """A file that is there is ours where rows have come late, or we were killed before the commit. Another database's,
     or our own from before we were restored from a backup, entered there or not, may hold all that there is of some
-    rows. Raises `_Foreign`."""
-    query = load_sql(__package__, "missing_rows", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
-    missing = 0
-    for ids, attempts, times in _columns(file, ("job_id", "attempt", "finished_at")):
-        missing += await connection.fetchval(query, ids, attempts, times, min(times), max(times))
-    if missing:
+    rows. Raises `_Foreign`, `Unreadable`."""
+    count = sum([n async for n in missing(connection, file, schema, f"job_history_{day:%Y%m%d}")])
+    if count:
         raise _Foreign(
-            f"{file} has {missing} rows that this database has not: another database has written it, of a service with "
+            f"{file} has {count} rows that this database has not: another database has written it, of a service with "
             "the same name, or this one before it was restored from a backup; give it another directory"
         )
-
-
-def _columns(file: Path, names: tuple[str, ...]) -> Generator[list[list[Any]]]:
-    try:
-        for batch in pq.ParquetFile(file).iter_batches(_CHECKED_ROWS, columns=list(names)):
-            columns = [batch.column(name).cast(_SHAPE.field(name).type) for name in names]
-            if any(column.null_count for column in columns):
-                raise pa.ArrowInvalid(f"a row lacks one of {', '.join(names)}")
-            if batch.num_rows:
-                yield [column.to_pylist() for column in columns]
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise _Foreign(f"{file} cannot be read, so it is not replaced: move it away ({error})") from error
 
 
 async def _write(connection: "Connection", draft: Path, schema: str, day: date) -> int:

@@ -23,6 +23,7 @@ from ...schema import load_sql, valid_schema_name
 from .database import connected
 from .dsn import jdbc
 from .files import archived_parts, check_archive, part_file
+from .missing import has_all
 from .running import run_all
 from .selection import Selection
 
@@ -221,8 +222,8 @@ async def _only_archived(
     archive: Path | None,
     files: dict[tuple[date, int], Path],
 ) -> dict[tuple[date, int], Path]:
-    """The files whose rows are in the archive alone: those of partitions that were dropped. Later ones, entered or not,
-    are in Postgres too."""
+    """The files whose rows are in the archive alone: those of partitions that were dropped, here. Later ones, entered
+    or not, are in Postgres too."""
     rows = await connection.fetch(load_sql(__package__, "list_parts", schema))
     dropped = [row for row in rows if row["dropped"] and _touches(selection, row["day"])]
     if archive is None:
@@ -246,7 +247,16 @@ async def _only_archived(
                 " replaced by an older or another one"
             )
     last = dict.fromkeys(days, 0) | {row["day"]: row["part"] for row in dropped}
-    return {(day, part): file for (day, part), file in files.items() if part <= last.get(day, part)}
+    files = {(day, part): file for (day, part), file in files.items() if part <= last.get(day, part)}
+    # And those that only another server has dropped, from which this one has been replicated, DROP TABLE not included.
+    own = [key for key in files if _touches(selection, key[0])]
+    without = await _without_rows(connection, schema, sorted({day for day, _ in own} - days))
+    both = [
+        (day, part)
+        for day, part in own
+        if day not in without and await has_all(connection, files[day, part], schema, "job_history")
+    ]
+    return {key: file for key, file in files.items() if key not in both}
 
 
 def _slices(selection: Selection, rows: dict[date, int]) -> list[tuple[datetime, datetime]]:
