@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from ...errors import SidingsError
 from ...schema import load_sql, valid_schema_name
-from .database import connected
+from .database import connected, unlimited
 from .files import claim_archive, part_file
 from .missing import Unreadable, has_all, missing
 
@@ -79,6 +79,7 @@ def archive(
 async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str], None]) -> int:
     connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
+        await connection.execute(unlimited(connection, "SESSION"))  # else the same large day ends each run
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
         done, busy, foreign, detached = 0, list[date](), list[SidingsError](), list[date]()
         closed = await connection.fetch(load_sql(__package__, "closed_days", schema))

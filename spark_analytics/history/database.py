@@ -1,14 +1,14 @@
 """The connection that histories are read and archived through."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import asyncpg
 
 from ...errors import ConfigurationError, PostgresUnavailable, SchemaMissing
 from ...schema import connect_any
 
-__all__ = ["connected"]
+__all__ = ["connected", "unlimited"]
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -48,3 +48,11 @@ async def connected(dsn: str, schema: str, *, call_seconds: float) -> "Connectio
             "schema's name, or migrate (python -m sidings.schema)"
         )
     return connection
+
+
+def unlimited(connection: "Connection", scope: Literal["LOCAL", "SESSION"]) -> str:
+    """The statements that lift the role's and the database's limits on transactions, which a large day exceeds."""
+    limits = f"SET {scope} idle_in_transaction_session_timeout = 0"
+    if connection.get_server_version().major >= 17:
+        limits += f"; SET {scope} transaction_timeout = 0"
+    return limits

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from ...errors import ConfigurationError, SidingsError
 from ...schema import load_sql, valid_schema_name
-from .database import connected
+from .database import connected, unlimited
 from .dsn import jdbc
 from .files import archived_parts, check_archive, part_file
 from .missing import has_all
@@ -95,7 +95,10 @@ def reading(
                         runner.run(_same_service(connection, schema, archive, service))
                         files = archived_parts(archive)  # since the snapshot: with all that it shows as dropped
                     files = runner.run(_only_archived(connection, schema, selection, set(days), archive, files))
-                    rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
+                    limits = unlimited(connection, "LOCAL")
+                    rows = _out_of_postgres(
+                        spark, postgres, schema, snapshot, selection, _slices(selection, days), limits
+                    )
                     run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
                     whole = not runner.run(_divided(connection, schema, selection, days))
                     others = _others(selection, {*days, *(day for day, _ in files)})
@@ -177,7 +180,7 @@ async def _locked(connection: "Connection", schema: str, selection: Selection) -
         rows = await connection.fetch(load_sql(__package__, "list_days", schema))
         days = {row["day"]: row for row in rows if _touches(selection, row["day"])}
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        await connection.execute(unlimited(connection, "LOCAL"))
         try:
             for row in days.values():
                 await connection.execute(f"LOCK TABLE {schema}.{row['name']} IN ACCESS SHARE MODE")
@@ -309,6 +312,7 @@ def _out_of_postgres(
     snapshot: str,
     selection: Selection,
     slices: list[tuple[datetime, datetime]],
+    limits: str = "",
 ) -> DataFrame:
     source = jdbc(dsn)
     query = load_sql(__package__, "read_attempts", schema)
@@ -321,7 +325,7 @@ def _out_of_postgres(
         "fetchsize": "10000",
         # Spark runs it first in the transaction that it reads in.
         "sessionInitStatement": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
-        f"SET TRANSACTION SNAPSHOT '{snapshot}'",
+        f"SET TRANSACTION SNAPSHOT '{snapshot}'; {limits}",
     }
     predicates = [f"at >= '{a.isoformat()}' AND at < '{b.isoformat()}'{also}" for a, b in slices]
     frame = spark.read.jdbc(source.url, f"({query}) AS h", predicates=predicates, properties=properties)
