@@ -33,6 +33,7 @@ KINDS = {
     "doubt": re.compile(r"INSERT INTO sidings\.directory_doubt"),
     "receipts": re.compile(r"pg_xact_status"),
     "check": re.compile(r"sidings\.migration"),
+    "attempts": re.compile(r"FROM sidings\.job_history\b.* at >= '", re.DOTALL),
     "close": re.compile(r"(?!)"),  # of a prepared statement: a message of its own
 }
 

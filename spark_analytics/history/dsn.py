@@ -2,14 +2,18 @@
 
 import os
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from ...errors import ConfigurationError
 
 __all__ = ["Jdbc", "jdbc"]
 
-_SAME = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options", "gssencmode"}
-_RENAMED = {"application_name": "ApplicationName", "connect_timeout": "connectTimeout"}
+_SAME = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options"}
+_RENAMED = {
+    "application_name": "ApplicationName",
+    "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode",
+}
 _OF_ENVIRONMENT = {
     "PGSSLMODE": "sslmode",
     "PGSSLROOTCERT": "sslrootcert",
@@ -24,6 +28,7 @@ _SESSIONS = {
     "read-only": "secondary",
     "prefer-standby": "preferSecondary",
 }
+_ANSWER_SECONDS = 600  # else, where the server or the network has gone, the answer is waited for without end
 _EXAMPLE = "e.g. postgresql://user:password@host:5432/database"
 
 
@@ -52,7 +57,12 @@ def jdbc(dsn: str) -> Jdbc:
         raise ConfigurationError("the DSN cannot be read: in a user or password, write / as %2F and @ as %40")
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
-    properties = {"user": unquote(user) or os.environ.get("PGUSER", ""), "driver": "org.postgresql.Driver"}
+    properties = {
+        "user": unquote(user) or os.environ.get("PGUSER", ""),
+        "driver": "org.postgresql.Driver",
+        "tcpKeepAlive": "true",
+        "socketTimeout": str(_ANSWER_SECONDS),
+    }
     own = os.environ.get("SIDINGS_POSTGRES_PASSWORD")
     if secret := own or unquote(password) or os.environ.get("PGPASSWORD"):
         properties["password"] = secret
@@ -80,4 +90,7 @@ def jdbc(dsn: str) -> Jdbc:
         raise ConfigurationError(f"the DSN names no database: give {_EXAMPLE}")
     if not properties["user"]:
         raise ConfigurationError(f"the DSN names no user: give {_EXAMPLE}")
-    return Jdbc(f"jdbc:postgresql://{hosts}/{quote(database)}", properties)
+    # Where it is given conditions, Spark writes the names of properties in small letters, and the driver ignores those.
+    named = {name: properties.pop(name) for name in list(properties) if name != name.lower()}
+    query = urlencode(named, quote_via=quote, safe="")
+    return Jdbc(f"jdbc:postgresql://{hosts}/{quote(database)}?{query}", properties)
