@@ -383,6 +383,30 @@ def test_what_is_worse_is_much_certain_and_often_enough_seen(spark: SparkSession
     }
 
 
+def test_what_fails_from_none_before_comes_before_what_fails_a_little_more(spark: SparkSession):
+    """It came last, and fell off the page. type: failed of 1,000 attempts, and milliseconds each, in either window."""
+    cases = {"new": ((0, 5), (40, 5)), **{f"slower {n}": ((0, 1_000), (0, 1_300)) for n in range(3)}}
+    windows: list[tuple[DataFrame, DataFrame]] = []
+    for side in (0, 1):
+        columns = "type string, outcome string, enqueued bigint, ready bigint, started bigint, finished bigint"
+        rows = [
+            (kind, "retried" if n < failed else "succeeded", 0, 0, 0, ran * 1_000)
+            for kind, sides in cases.items()
+            for failed, ran in [sides[side]]
+            for n in range(1_000)
+        ]
+        attempts = spark.createDataFrame(rows, columns)
+        windows.append((counted(attempts, WINDOW), by_type(bins_of(attempts, WINDOW))))
+    found = compare(*windows[0], *windows[1]).toPandas()
+    worse = found[found["verdict"] == "worse"]
+    assert (worse.iloc[0]["type"], worse.iloc[0]["measure"]) == ("new", "error_rate")
+    assert len(worse) > 3
+    none = {name: pd.DataFrame() for name in ("still_failing", "blocked_by_error", "types")}
+    told = [each.text for each in findings(none | {"regressions": found, "skew": pd.DataFrame(columns=["dimension"])})]
+    assert told[0] == "new: error_rate is 4.00%, from none before"
+    assert told[3:] == [f"{len(worse) - 3} more measures are worse than before, by less"]
+
+
 def test_filters_choose_types_and_origins(spark: SparkSession, stored: str):
     only = Selection(DAY, DAY + timedelta(hours=1, minutes=10), types=("type 0", "it's"), origins=("t/1",))
     with reading(spark, only, postgres=stored) as attempts:

@@ -50,7 +50,9 @@ def compare(before: DataFrame, before_bins: DataFrame, after: DataFrame, after_b
     ratio = f.try_divide("after", "before")
     order = f.array_position(f.array(*map(f.lit, ("worse", "better", "same", "too few"))), f.col("verdict"))
     table = both.select("*", ratio.alias("ratio"), verdict.alias("verdict"))
-    return ordered(table, order, f.desc("ratio"), "type", "measure")
+    # Of what was not there before the ratio is null, and it is the worst.
+    grows = f.when((f.col("before") == 0) & (f.col("after") > 0), float("inf")).otherwise(f.col("ratio"))
+    return ordered(table, order, f.desc(grows), "type", "measure")
 
 
 def _values(counts: DataFrame, bins: DataFrame, name: str) -> DataFrame:
