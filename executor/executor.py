@@ -486,7 +486,8 @@ class Executor:
         )
         yield gauge(
             "sidings_history_unarchived_seconds",
-            "Since the end of the oldest day of the history that is not archived with all of its rows; 0: none waits.",
+            "Since the end of the oldest day of the history that is not archived with all of its rows; 0: none waits; "
+            "NaN: unknown.",
             ["service"],
             {service: self._upkeep.unarchived},
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -34,8 +35,8 @@ _SECOND_LOOK_SECONDS = 2.0
 
 class Upkeep:
     """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look; `unarchived`
-    that of the oldest day of the history that the archive does not have; `orphans` are origins with jobs that nobody
-    holds, of neighbours only the first."""
+    that of the oldest day of the history that the archive does not have, NaN as long as nobody knows; `orphans` are
+    origins with jobs that nobody holds, of neighbours only the first."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Upkeep:
         self.oldest: dict[str, float] = {}
         self.held = 0
         self.blocked = 0
-        self.unarchived = 0.0
+        self.unarchived = math.nan
         self.orphans: list[str] = []
         self._suspects: set[str] = set()  # nobody held them at the last look
         self._short: Sequence[_Task] = ()  # what an audit lets have their turn; it may take minutes
@@ -74,7 +75,13 @@ class Upkeep:
         start, audit_seconds = loop.time(), self._settings.audit_seconds
         tasks = [
             _Task(self._maintain, _MAINTAIN_SECONDS, start, "the history could not be maintained"),
-            _Task(self._look_at_archive, _ARCHIVE_SECONDS, start, "what is not archived could not be looked for"),
+            _Task(
+                self._look_at_archive,
+                _ARCHIVE_SECONDS,
+                start,
+                "what is not archived could not be looked for",
+                rests=True,
+            ),
             _Task(self.look_for_orphans, _ORPHANS_SECONDS, start + _ORPHANS_SECONDS, "orphans could not be looked for"),
             _Task(self._look_at_ages, _AGES_SECONDS, start, "how long jobs have waited could not be looked at"),
             _Task(
@@ -122,8 +129,13 @@ class Upkeep:
 
     async def _look_at_archive(self) -> None:
         """Note what the archive does not have, though the day is over, and say now and then which days of the history
-        are kept for longer than `history_days` because of that."""
-        [late] = await self._link.fetch(self._unarchived_sql, self._settings.history_days)
+        are kept for longer than `history_days` because of that. Where much has gathered in the default partition, the
+        look takes longer than a call may."""
+        try:
+            [late] = await self._link.fetch_long(self._unarchived_sql, self._settings.history_days)
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            self.unarchived = math.nan  # the last look's value would say that all is well
+            raise
         self.unarchived = late["seconds"]
         if late["days"] and now() >= self._warn_at:
             self._warn_at = now() + _MAINTAIN_SECONDS

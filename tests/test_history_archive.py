@@ -1,6 +1,7 @@
 """The archive of the history: what it holds, and that retention waits for it."""
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -421,3 +422,21 @@ async def test_the_age_of_what_is_not_archived_is_a_metric_and_what_is_kept_for_
         await becomes(*since(begin - timedelta(days=2)))
     [told] = [message for message in caplog.messages if "kept until they are archived" in message]  # once an hour
     assert f"days of the history, from {begin.date()} on, are over history_days=7 and" in told
+
+
+async def test_what_cannot_be_looked_for_is_not_told_to_be_archived(database: str, monkeypatch: pytest.MonkeyPatch):
+    """The gauge kept what it had, which is 0 at the start: "none waits"."""
+    monkeypatch.setattr("sidings.executor.upkeep._ARCHIVE_SECONDS", 0.05)
+    registry = CollectorRegistry()
+
+    def age() -> float | None:
+        return registry.get_sample_value("sidings_history_unarchived_seconds", {"service": "test"})
+
+    async with connected(database) as connection:
+        await connection.execute("ALTER FUNCTION sidings.history_archived(date) RENAME TO elsewhere")
+        async with running(database, Registry(), prometheus=registry):
+            await eventually(lambda: (now := age()) is not None and math.isnan(now), age)
+            await connection.execute("ALTER FUNCTION sidings.elsewhere(date) RENAME TO history_archived")
+            await eventually(lambda: age() == 0, age)
+            await connection.execute("ALTER FUNCTION sidings.history_archived(date) RENAME TO elsewhere")
+            await eventually(lambda: math.isnan(age() or 0), age)
