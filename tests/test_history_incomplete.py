@@ -1,18 +1,22 @@
 """What an archive, or Postgres, has only a part of: it is told, for the figures would be too low."""
 
 import asyncio
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from sidings.errors import ConfigurationError
 from sidings.spark_analytics.history import Selection, archive, reading
 from sidings.spark_analytics.history.files import part_file
 
+from .guide import DOCS
 from .history_support import Attempt, store, stored
-from .support import connected
+from .support import connected, fetch
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts
 NOON = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
@@ -103,3 +107,24 @@ async def maintained(dsn: str) -> None:
     """Retention, which does not wait for an archive."""
     async with connected(dsn) as connection:
         await connection.execute("SELECT sidings.maintain(5)")
+
+
+@pytest.mark.long
+def test_days_of_whose_files_something_was_erased_can_be_read(spark: SparkSession, database: str, tmp_path: Path):
+    """The guide advised to delete the file, and each analysis of the window was refused from then on."""
+    store(database, rows_of(12) + rows_of(11) + rows_of(10))
+    archive(database, tmp_path)
+    dropped(database)
+    gone, emptied = ((NOON - timedelta(days=n)).date() for n in (12, 11))
+    part_file(tmp_path, gone, 1).unlink()
+    file = part_file(tmp_path, emptied, 1)
+    table = pq.read_table(file, partitioning=None)
+    for name in ("group", "correlation_id", "payload", "error_message"):
+        table = table.set_column(table.column_names.index(name), name, pa.nulls(len(table), pa.string()))
+    pq.write_table(table, file)
+    window = Selection(NOON - timedelta(days=12), NOON - timedelta(days=9))
+    with pytest.raises(ConfigurationError, match=f"lacks day={gone}/part-1.parquet"):
+        count(spark, window, postgres=database, archive=tmp_path)
+    [query] = re.findall(r"`(DELETE FROM sidings\.history_archive .*)`", (DOCS / "security.md").read_text())
+    asyncio.run(fetch(database, query.replace("2026-03-01", str(gone))))
+    assert count(spark, window, postgres=database, archive=tmp_path) == 200
