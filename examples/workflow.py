@@ -5,9 +5,11 @@
 No engine is needed for that. A transactional job enqueues what comes next in the transaction that ends it:
 
 1. *Fan-out.* `split` writes down how many items there are, and enqueues a job for each. Both are there or neither is.
+   A purchase that is there already was ordered twice: it is not split again.
 2. *Fan-in.* Each `price` stores its price and counts itself done in the order's row. The update locks that row, so one
    of them is the last, and knows it: it enqueues `send_invoice`. An attempt that fails is rolled back, count included;
-   a job that has ended does not run again. So each item counts once, and there is one invoice.
+   a job that has ended does not run again. So each item counts once, and there is one invoice. Of no items none is the
+   last: then `split` enqueues `send_invoice` itself.
 
 Between the steps there is nothing in memory: whoever dies, another instance goes on.
 """
@@ -22,7 +24,7 @@ from tenacity import wait_fixed
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS purchase (id text PRIMARY KEY, items integer NOT NULL, priced integer NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS line (purchase text, item text, cents integer NOT NULL, PRIMARY KEY (purchase, item));
+CREATE TABLE IF NOT EXISTS line (purchase text, number integer, cents integer NOT NULL, PRIMARY KEY (purchase, number));
 CREATE TABLE IF NOT EXISTS invoice (purchase text PRIMARY KEY, cents integer NOT NULL);
 """
 ORIGIN = "purchases/0"
@@ -36,9 +38,10 @@ class Purchase(BaseModel):
 
 
 class Line(BaseModel):
-    """One item of it."""
+    """One item of it. It has a number, as the same item may be in a purchase twice."""
 
     purchase: str
+    number: int
     item: str
 
 
@@ -62,14 +65,19 @@ def make_service(postgres: str, *, name: str = "workflow", schema: str = "siding
     @service.job(transactional=True, retry=retry)
     async def split(job: Job[Purchase]) -> None:
         purchase = job.payload
-        await job.tx.execute("INSERT INTO purchase (id, items) VALUES ($1, $2)", purchase.id, len(purchase.items))
-        await price.enqueue_many(job.tx, [Line(purchase=purchase.id, item=item) for item in purchase.items])
+        query = "INSERT INTO purchase (id, items) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true"
+        if not await job.tx.fetchval(query, purchase.id, len(purchase.items)):
+            return  # it was ordered before
+        lines = [Line(purchase=purchase.id, number=n, item=item) for n, item in enumerate(purchase.items)]
+        await price.enqueue_many(job.tx, lines)
+        if not lines:  # then none of them is the last one
+            await send_invoice.enqueue(job.tx, Invoice(purchase=purchase.id))
 
     @service.job(transactional=True, retry=retry)
     async def price(job: Job[Line]) -> None:
         line = job.payload
         cents = await price_of(line.item)
-        await job.tx.execute("INSERT INTO line VALUES ($1, $2, $3)", line.purchase, line.item, cents)
+        await job.tx.execute("INSERT INTO line VALUES ($1, $2, $3)", line.purchase, line.number, cents)
         # Last, because from here on the other lines of this purchase wait for our commit.
         complete = await job.tx.fetchval(
             "UPDATE purchase SET priced = priced + 1 WHERE id = $1 RETURNING priced = items", line.purchase
@@ -80,7 +88,7 @@ def make_service(postgres: str, *, name: str = "workflow", schema: str = "siding
     @service.job(group="purchase", transactional=True, retry=retry)
     async def send_invoice(job: Job[Invoice]) -> None:
         await job.tx.execute(
-            "INSERT INTO invoice SELECT purchase, sum(cents) FROM line WHERE purchase = $1 GROUP BY purchase",
+            "INSERT INTO invoice SELECT $1, coalesce(sum(cents), 0) FROM line WHERE purchase = $1",
             job.payload.purchase,
         )
 

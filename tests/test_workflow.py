@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PURCHASES = [Purchase(id="p0", items=["tyre"]), Purchase(id="p1", items=[f"part{n:02}" for n in range(20)])]
 
 
-async def started(database: str) -> Any:
+async def started(database: str, purchases: Sequence[Purchase] = PURCHASES) -> Any:
     """A service whose purchases are enqueued."""
     service = example.make_service(database, name="test")
     async with connected(database) as connection:
         await connection.execute(example.TABLES)
         async with connection.transaction():
             split = service.registry["split"]
-            await split.enqueue_many(connection, PURCHASES, origin=example.ORIGIN)
+            await split.enqueue_many(connection, purchases, origin=example.ORIGIN)
     return service
 
 
@@ -102,11 +103,29 @@ async def test_there_is_no_invoice_before_the_last_item_is_priced(
     await drain(service)
     assert [tuple(row) for row in await fetch(database, "SELECT purchase FROM invoice")] == [("p0",)]
     async with connected(database) as connection:
-        assert await enqueued(connection, service.registry["price"]) == [Line(purchase="p1", item="part07")]
+        assert await enqueued(connection, service.registry["price"]) == [Line(purchase="p1", number=7, item="part07")]
         assert await enqueued(connection, service.registry["send_invoice"]) == []
     monkeypatch.undo()
     await drain(service, until=60)
     await assert_each_step_has_happened_once(database)
+
+
+@pytest.mark.parametrize(
+    ("purchases", "invoices"),
+    [
+        ([Purchase(id="p", items=["tyre", "tyre"])], [("p", 800)]),
+        ([Purchase(id="p", items=[])], [("p", 0)]),
+        ([Purchase(id="p", items=["tyre", "wiper"])] * 2, [("p", 900)]),
+    ],
+    ids=["an item twice", "no items", "ordered twice"],
+)
+async def test_each_purchase_is_invoiced_once(
+    database: str, purchases: list[Purchase], invoices: list[tuple[str, int]]
+) -> None:
+    """A line's key was its item, nobody was the last of no items, and the second order failed for ever."""
+    attempts = await drain(await started(database, purchases), until=2)
+    assert {attempt.outcome for attempt in attempts} == {"succeeded"}, attempts
+    assert [tuple(row) for row in await fetch(database, "SELECT * FROM invoice")] == invoices
 
 
 def test_the_example_runs_and_ends_by_itself(sidings_postgres: str, sidings_kafka: str) -> None:
