@@ -1,6 +1,7 @@
 """The examples run, and the demo's verification notices what it should."""
 
 import asyncio
+import importlib
 import itertools
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +20,14 @@ from uuid import uuid4
 import asyncpg
 import psutil
 import pytest
+from sidings import Discard, Message, Transaction
+from sidings.testing import enqueued
 
 from examples.transports.audit import Audit
 from examples.transports.crew import Crew, NotInTime
 from examples.transports.verify import Story, verify
+
+from .support import connected
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = ["--seconds", "15", "--transports", "100"]
@@ -87,6 +92,43 @@ def test_the_demo_leaves_no_process_behind_when_it_is_interrupted(demo: list[str
     while any(child.is_running() for child in children):
         assert time.monotonic() < deadline, children
         time.sleep(0.05)
+
+
+# -- the service of the demo, without its world ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracker(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the service; it takes its addresses from the environment."""
+    for name in ("POSTGRES", "KAFKA", "CARRIER", "TOPIC"):
+        monkeypatch.setenv(f"TRACKER_{name}", database if name == "POSTGRES" else name.lower())
+    monkeypatch.delitem(sys.modules, "examples.transports.service", raising=False)
+    yield importlib.import_module("examples.transports.service")
+    del sys.modules["examples.transports.service"]
+
+
+def position(tracker: Any, transport: str, **values: float) -> Message[Any]:
+    about = {"transport_id": transport, "sequence": 1, "latitude": 1.0, "longitude": 0.0, "sent_at": BEGAN, **values}
+    return Message(tracker.Position(**about), topic="positions", key=transport.encode())
+
+
+async def test_a_lorry_that_stands_still_has_an_arrival(database: str, tracker: Any):
+    """Its message was parked, tried for ever, and all later ones of the lorry stood behind it."""
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute(files("examples.transports").joinpath("tables.sql").read_text())
+        await connection.execute("INSERT INTO transport VALUES ('lorry-0000', 0, 0)")
+        for speed in (0.0, 1e-9, 60.0):
+            await tracker.on_position(position(tracker, "lorry-0000", speed_kmh=speed), Transaction(connection))
+        etas = [job.eta - BEGAN for job in await enqueued(connection, tracker.send_eta, group="lorry-0000")]
+    assert etas[0] == etas[1] > etas[2] > timedelta(hours=1)
+
+
+async def test_a_position_of_an_unknown_lorry_is_discarded(database: str, tracker: Any):
+    """It was tried for ever, too."""
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute(files("examples.transports").joinpath("tables.sql").read_text())
+        with pytest.raises(Discard, match="lorry-9999"):
+            await tracker.on_position(position(tracker, "lorry-9999", speed_kmh=60.0), Transaction(connection))
 
 
 # -- the verification, on a story of nine messages ------------------------------------------------------------------

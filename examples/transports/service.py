@@ -5,11 +5,13 @@ import os
 from datetime import datetime, timedelta
 
 from pydantic import BaseModel
-from sidings import ExecutorSettings, Job, KafkaSettings, Message, Retry, Service, Transaction
+from sidings import Discard, ExecutorSettings, Job, KafkaSettings, Message, Retry, Service, Transaction
 from tenacity import wait_exponential, wait_random
 
 from .carrier import Carrier
 from .routes import Place, distance_km
+
+LEAST_KMH = 5.0
 
 carrier = Carrier(os.environ["TRACKER_CARRIER"])
 service = Service(
@@ -69,6 +71,8 @@ async def arrival(position: Position, tx: Transaction) -> datetime:
         *(position.transport_id, position.latitude, position.longitude, position.speed_kmh, position.sequence),
         position.sent_at,
     )
-    assert destination is not None, f"{position.transport_id} is unknown"
+    if destination is None:  # no later attempt would find it either
+        raise Discard(f"{position.transport_id} is unknown")
     remaining_km = distance_km(Place(position.latitude, position.longitude), Place(*destination))
-    return position.sent_at + timedelta(hours=remaining_km / position.speed_kmh)
+    # Many a position is of a lorry that stands: it will go on.
+    return position.sent_at + timedelta(hours=remaining_km / max(LEAST_KMH, position.speed_kmh))
