@@ -97,6 +97,9 @@ async def drain(
     an executor runs them: payloads, timeouts, retry policies, transactional handlers, history. Held and paused jobs,
     and types without a handler, are left alone.
 
+    All attempts of a job see one `enqueued_timestamp`, that of its first in this drain, as in production. So from one
+    attempt to the next a job gets no older by it; see `advance`.
+
     Args:
         database: A service that does not run, whose `transaction` and `origin_for` work in its handlers meanwhile; or a
             DSN.
@@ -184,6 +187,8 @@ class _Drainer:
         self._id = uuid4()
         self._cycle = self._fence = 0
         self._renew_at = now() + _RENEW_SECONDS
+        # By id, as the first attempt saw it: the two are the key of a handler's effects, the same for all attempts.
+        self._enqueued: dict[int, float] = {}
         self._gone: set[int] = set()  # jobs that somebody else has ended while they ran
         self._fenced: list[str] = []
         self._held: dict[str, OriginQueue] = {}
@@ -264,7 +269,7 @@ class _Drainer:
             row["priority"],
             row["policy"],
             None if row["overdue"] is None else time - row["overdue"],
-            row["enqueued"],
+            self._enqueued.setdefault(row["id"], row["enqueued"]),
             None if row["since_first"] is None else time - row["since_first"],
             row["headers"],
             row["payload"],

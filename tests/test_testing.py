@@ -254,6 +254,27 @@ async def test_policies_see_the_simulated_time(database: str):
     assert [a.outcome for a in attempts] == ["retried", "retried", "retried", "discarded"]
 
 
+async def test_a_jobs_key_is_the_same_for_all_of_its_attempts_although_time_passes(database: str):
+    """Each attempt saw its job enqueued earlier, so an effect that guarantee 2 makes idempotent was done again."""
+    keys: list[tuple[int, float]] = []
+    ages: list[float] = []
+
+    async def handler(job: Job[Ride]) -> None:
+        keys.append((job.id, job.enqueued_timestamp))
+        ages.append((datetime.now(UTC) - job.enqueued_at).total_seconds())
+        if job.attempt < 3:
+            raise ValueError("broken")
+
+    registry, ride = declare(handler, retry=Retry(wait=wait_fixed(60)))
+    await enqueue(database, ride, [Ride(transport="a")])
+    assert len(await drain(database, registry, until=60)) == 2
+    assert len(set(keys)) == 1
+    async with connected(database) as connection:
+        await advance(connection, 60)
+    assert len(await drain(database, registry)) == 1
+    assert ages[2] >= ages[0] + 119, "between drains it ages, as the documentation says"
+
+
 async def test_a_failing_head_holds_its_group_and_no_other(database: str):
     async def handler(job: Job[Ride]) -> None:
         if job.payload.number == 0 and job.attempt == 1:
