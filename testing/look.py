@@ -28,9 +28,12 @@ async def enqueued(
     origin: str | None = None,
     group: str | _Any | None = _ANY,
 ) -> list[P]:
-    """The payloads of the jobs of this type that stand in the database, in the order in which they will run::
+    """The payloads of the jobs of this type that stand in the database, in the order of their positions::
 
         assert await enqueued(tx, send_eta, group="t-1") == [SendEta(...)]
+
+    That is the order in which the jobs of a group run. Between groups, and jobs without one, a larger priority comes
+    first, which the list leaves out; `drain` runs them so. Delayed jobs stand last.
 
     Args:
         connection: asyncpg's, or a `Transaction`. The transaction that enqueued the jobs sees them before its commit.

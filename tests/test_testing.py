@@ -648,6 +648,16 @@ async def test_enqueued_gives_payloads_in_order_and_by_origin_and_group(database
         assert await enqueued(connection, ride, group=None) == []
 
 
+async def test_enqueued_leaves_out_the_priorities_by_which_a_drain_runs(database: str):
+    """It promised the order of the runs, and had that within a group only."""
+    registry, ride = declare(lambda job: None, group=None)
+    for priority in (0, 10):
+        await enqueue(database, ride, [Ride(number=priority)], priority=priority)
+    async with connected(database) as connection:
+        assert [r.number for r in await enqueued(connection, ride)] == [0, 10]
+    assert [a.payload.number for a in await drain(database, registry)] == [10, 0]
+
+
 async def test_what_was_enqueued_is_seen_below_a_session_and_another_librarys_connection_is_refused(database: str):
     _, ride = declare(lambda job: None)
     engine = create_async_engine(database.replace("postgresql://", "postgresql+asyncpg://"))
