@@ -15,7 +15,7 @@
 Servers start when the first test asks for them and are removed with the session; where `SIDINGS_POSTGRES` or
 `SIDINGS_KAFKA` is set, that one is used and left running. Their data are in memory where there is room
 (`sidings_server_directory`). The service that owns the schema is named `test`; override the fixture
-`sidings_service` for another name.
+`sidings_service` for another name, in each folder that tests another service.
 """
 
 import re
@@ -159,14 +159,17 @@ def sidings_kafka(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def sidings_template(sidings_postgres: str, sidings_service: str) -> Callable[[], Coroutine[None, None, str]]:
-    """Name of a database that has the schema; made once a session."""
-    made: list[str] = []
+def sidings_template(sidings_postgres: str, sidings_service: str) -> Callable[..., Coroutine[None, None, str]]:
+    """``await sidings_template(service)`` names a database that has the schema of this service; made once a session.
 
-    async def template() -> str:
-        if not made:
-            made.append(await ensure_template(sidings_postgres, service=sidings_service))
-        return made[0]
+    service: Default: `sidings_service`, as the first test of the session has it that asks for this fixture.
+    """
+    made: dict[str, str] = {}
+
+    async def template(service: str = sidings_service) -> str:
+        if service not in made:
+            made[service] = await ensure_template(sidings_postgres, service=service)
+        return made[service]
 
     return template
 
@@ -175,10 +178,12 @@ def sidings_template(sidings_postgres: str, sidings_service: str) -> Callable[[]
 async def database(
     request: pytest.FixtureRequest,
     sidings_postgres: str,
-    sidings_template: Callable[[], Coroutine[None, None, str]],
+    sidings_service: str,
+    sidings_template: Callable[[str], Coroutine[None, None, str]],
 ) -> AsyncIterator[str]:
     """DSN of a fresh database with the Sidings schema; dropped afterwards, whoever is connected."""
-    dsn = await create_database(sidings_postgres, _named_after(request), template=await sidings_template())
+    template = await sidings_template(sidings_service)  # by name: another folder's tests may be of another service
+    dsn = await create_database(sidings_postgres, _named_after(request), template=template)
     try:
         yield dsn
     finally:

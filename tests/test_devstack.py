@@ -1118,6 +1118,36 @@ def test_the_fixtures_use_the_server_that_the_environment_names_and_clean_up(tmp
     assert query(sidings_postgres, f"SELECT count(*) FROM pg_database WHERE datname = '{name}'") == 0
 
 
+def test_two_services_of_one_session_have_databases_of_their_own(tmp_path: Path, sidings_postgres: str):
+    """The tests of the second one got databases of the first one's, whichever that was."""
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["sidings.devstack.fixtures"]\n')
+    for service in ("billing", "tracker"):
+        (tmp_path / service).mkdir()
+        (tmp_path / service / "conftest.py").write_text(
+            f"import pytest\n@pytest.fixture(scope='session')\ndef sidings_service():\n    return '{service}'\n"
+        )
+        (tmp_path / service / f"test_{service}.py").write_text(
+            "import asyncpg\n"
+            "async def test_owner(database):\n"
+            "    connection = await asyncpg.connect(database)\n"
+            f"    assert await connection.fetchval('SELECT name FROM sidings.service') == '{service}'\n"
+            "    await connection.close()\n"
+        )
+    default = (tmp_path / "billing" / "test_billing.py").read_text().replace("billing", "test")
+    (tmp_path / "test_default.py").write_text(default)
+    arguments = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_DEVSTACK_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_postgres_of_our_own_is_not_taken_for_another_where_kafka_was_never_started(
     stack_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
