@@ -9,7 +9,8 @@ system, slow, may fail), a job does that and produces the message itself. Two th
 2. *The same path on a retry.* `announce` produces only if the vehicle is late. An attempt may die after the message
    went out and before its outcome is recorded; if the retry looked at the clock again, it might now decide otherwise,
    and what followed the first decision would be missing. So the decision is stored before the message is sent, and a
-   retry takes it as it stands.
+   retry takes it as it stands. It is needed until its job has ended; a periodic job may delete it then:
+   `DELETE FROM announcement a WHERE NOT EXISTS (SELECT FROM produce_in_a_job.job j WHERE j.id = a.job)`.
 
     .venv/bin/python examples/produce_in_a_job.py
 """
@@ -60,8 +61,8 @@ def make_service(
         minutes = await work_out(job.payload)
         eta = Eta(vehicle=job.payload.vehicle, number=job.payload.number, minutes=minutes)
         # Returns when all in-sync replicas have it; the vehicle's next job starts after that. A retry repeats the
-        # message.
-        await service.producer.send(topic, key=eta.vehicle, value=eta, headers={"job": str(job.id)})
+        # message, with the same header.
+        await service.producer.send(topic, key=eta.vehicle, value=eta, headers=key_of(job))
 
     @service.job(group="vehicle")
     async def announce(job: Job[Seen]) -> None:
@@ -76,10 +77,16 @@ def make_service(
             )
             late = await tx.fetchval("SELECT late FROM announcement WHERE job = $1", job.id)
         if late:
-            await service.producer.send(late_topic, key=job.payload.vehicle, value=job.payload)
+            seen = job.payload
+            await service.producer.send(late_topic, key=seen.vehicle, value=seen, headers=key_of(job))
             await after_sending(job)
 
     return service
+
+
+def key_of(job: Job[Seen]) -> dict[str, str]:
+    """A header by which readers know a repeated message. The id alone may come again, after a failover of Postgres."""
+    return {"job": f"{job.id} {job.enqueued_timestamp}"}
 
 
 async def work_out(seen: Seen) -> int:
