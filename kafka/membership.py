@@ -1,8 +1,11 @@
 """The client that joins the consumer group, and what any client has to know."""
 
 import asyncio
+import gzip
 import logging
+import struct
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, Self
@@ -32,8 +35,24 @@ __all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "explained", "m
 
 log = logging.getLogger("sidings.consumer")
 
-# Of a record itself: damaged, compressed in an unknown way, or with a header whose name is no UTF-8.
-UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
+try:
+    from cramjam import DecompressionError
+except ImportError:  # aiokafka decompresses without it what gzip has compressed, and refuses the rest
+    DecompressionError = CorruptRecordException
+
+# Of a record itself: damaged, compressed in an unknown way or so that it cannot be decompressed, or with a header whose
+# name is no UTF-8. Of `getmany` and `position` only: in aiokafka 0.14 these run into struct.error and EOFError nowhere
+# but where they take records apart. What its tasks run into comes out of them as a `KafkaError`.
+UNREADABLE = (
+    CorruptRecordException,
+    UnsupportedCodecError,
+    UnicodeDecodeError,
+    DecompressionError,
+    gzip.BadGzipFile,  # an OSError
+    zlib.error,
+    struct.error,
+    EOFError,
+)
 
 _REFUSALS: dict[type[BaseException], str] = {
     GroupAuthorizationFailedError: "there is no right to read this consumer group: grant READ on it",

@@ -25,7 +25,7 @@ from sidings.kafka.directory.storage import Identity
 from .consumer_support import delete_records
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
-from .test_unreadable import produce_unreadable
+from .test_unreadable import produce_padded, produce_unreadable
 
 Rows = list[tuple[str, bytes | None]]
 
@@ -465,7 +465,8 @@ async def test_a_record_that_kafka_cannot_give_is_told_and_waited_for_at_the_sta
     await asyncio.wait_for(asyncio.gather(*running), SECONDS)
 
 
-async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(topic, sidings_kafka, monkeypatch):
+@pytest.mark.parametrize("codec", [None, "gzip"], ids=["header", "gzip"])
+async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(topic, sidings_kafka, monkeypatch, codec):
     monkeypatch.setattr("sidings.kafka.directory.reader._REST_SECONDS", 0.1)
     monkeypatch.setattr("sidings.kafka.directory.same_log._DOUBT_SECONDS", 0.5)
     name = await topic("terminals", partitions=3, config=COMPACTED)
@@ -474,7 +475,10 @@ async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(top
             await put(sidings_kafka, name, {f"T-{partition}": row("T", "a")}, partition=partition)
         await terminals.wait_until(timeout=SECONDS)
         reader = terminals._follower.reader
-        await produce_unreadable(sidings_kafka, name, 1)
+        if codec:
+            await produce_padded(sidings_kafka, name, 1, codec)
+        else:
+            await produce_unreadable(sidings_kafka, name, 1)
         await put(sidings_kafka, name, {"T-1": row("T", "b")}, partition=1)
         await eventually(terminals.problems)
         assert "partition 1 stands still: the record at offset 1 cannot be read" in terminals.problems()[0]
