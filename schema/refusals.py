@@ -105,4 +105,5 @@ def without_account(dsn: str) -> str:
     address, _, options = dsn.partition("?")
     if "@" in options:  # of one of them, or of a password that has a ? in it: nobody can tell
         return dsn.partition("//")[0] + "//..."
-    return re.sub(r"//.*@", "//", address)  # up to the last @: a password may have a / or an @
+    # Up to the last @: a password may have a / or an @, or end in a line break, which asyncpg takes away.
+    return re.sub(r"//.*@", "//", address, flags=re.DOTALL)

@@ -91,7 +91,12 @@ async def test_each_new_connection_asks_for_the_password_of_the_moment(
 
 @pytest.mark.parametrize(
     "dsn",
-    ["postgresql://me:geheim@db/x", "postgresql://me:geheim?1@db/x", "postgresql://db/x?user=me@db&password=geheim"],
+    [
+        "postgresql://me:geheim@db/x",
+        "postgresql://me:geheim?1@db/x",
+        "postgresql://db/x?user=me@db&password=geheim",
+        "postgresql://me:geheim\n@db/x",  # as `echo geheim | base64` gives it; asyncpg takes the line break away
+    ],
 )
 def test_settings_do_not_show_the_password_of_their_dsn(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stood in whatever shows the variables of a traceback, as pytest and error reporters do."""
