@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -72,24 +73,32 @@ def facts(details: "JobDetails", now: datetime) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def payload_text(payload: str) -> str:
-    """Indented. Numbers are as they stand there: Python's own are rounded, and there are some that it does not take."""
-    out, depth, before = list[str](), 0, ""
-    for token in _TOKENS.findall(payload):
+def payload_text(payload: str, limit: int = sys.maxsize) -> str:
+    """Indented. Numbers are as they stand there: Python's own are rounded, and there are some that it does not take.
+
+    limit: so many characters at most are made of it; a megabyte that is nested deep has fifty with its indentation.
+    """
+    out, length, depth, before = list[str](), 0, 0, ""
+    for match in _TOKENS.finditer(payload):
+        if length >= limit:
+            break
+        token = match[0]
         ends = token in ("]", "}")
         depth -= ends
-        if before in ("[", "{", ",") if not ends else before not in ("[", "{"):
-            out.append("\n" + "  " * min(depth, _DEEPEST))
+        indented = before in ("[", "{", ",") if not ends else before not in ("[", "{")
+        space = "\n" + "  " * min(depth, _DEEPEST) if indented else ""
         depth += token in ("[", "{")
         is_text = token.startswith('"')
-        out.append(json.dumps(json.loads(token), ensure_ascii=False) if is_text else ": " if token == ":" else token)
+        shown = json.dumps(json.loads(token), ensure_ascii=False) if is_text else ": " if token == ":" else token
+        out += (space, shown)
+        length += len(space) + len(shown)
         before = token
-    return "".join(out)
+    return "".join(out)[:limit]
 
 
-def payload_lines(payload: str) -> list[str]:
+def payload_lines(payload: str, limit: int = sys.maxsize) -> list[str]:
     """The same for people: escaped is what could steer a terminal or turn a line round, and what UTF-8 lacks."""
-    return [plain(line) for line in payload_text(payload).split("\n")]
+    return [plain(line) for line in payload_text(payload, limit).split("\n")]
 
 
 def attempts_table(attempts: "Sequence[AttemptRow]", now: datetime) -> Table:

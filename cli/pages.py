@@ -191,7 +191,7 @@ async def _job(session: Session, request: Request) -> Page:
     ]
     sections = [Section(columns=("", ""), rows=cells, act=_acts(details.id, row and row.state))]
     if details.payload is not None:
-        sections.append(Section("Payload", text=_cut("\n".join(job_details.payload_lines(details.payload)))))
+        sections.append(Section("Payload", text=_begun(details.payload)))
     if details.attempts:
         sections.append(_section("Attempts", job_details.attempts_table(details.attempts, now), {}))
     if details.actions:
@@ -199,9 +199,11 @@ async def _job(session: Session, request: Request) -> Page:
     return Page(f"Job {details.id}", sections)
 
 
-def _cut(text: str) -> str:
-    more = len(text) - _TEXT
-    return text if more <= 0 else f"{text[:_TEXT]}\n… and {more:,} characters more, which `sidings jobs show` has"
+def _begun(payload: str) -> str:
+    """As much of it as a page holds. No more than that is made of it: others wait for the event loop."""
+    text = "\n".join(job_details.payload_lines(payload, _TEXT + 1))
+    more = f"\n… and more of its {len(payload):,} characters, which `sidings jobs show` has"
+    return text if len(text) <= _TEXT else text[:_TEXT] + more
 
 
 def _acts(id: int, state: JobState | None) -> list[str]:

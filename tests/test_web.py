@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import tracemalloc
 from collections.abc import AsyncIterator
 from html import unescape
 
@@ -156,7 +157,27 @@ async def test_of_a_payload_of_megabytes_a_part_is_shown(database: str, browser:
     id = await a_job(database, payload="""json_build_object('long', repeat('x', 3000000))""")
     page = await _page(browser, f"/jobs/{id}")
     assert 200_000 < len(page) < 210_000
-    assert "characters more, which `sidings jobs show` has" in page
+    assert "and more of its 3,000,0" in page
+    assert "which `sidings jobs show` has" in page
+
+
+async def test_of_a_payload_that_would_be_megabytes_with_its_indentation_no_more_is_made(
+    database: str, browser: httpx.AsyncClient
+):
+    """All of it was made, before a part was taken: the event loop that the pages are mounted in stood still."""
+    nested = "(repeat('[', 50) || repeat('1,', 200000) || '1' || repeat(']', 50))::json"
+    id = await a_job(database, payload=nested)
+    small = await a_job(database)
+    await _page(browser, f"/jobs/{small}")  # what is made once does not count
+    tracemalloc.start()
+    try:
+        page = await _page(browser, f"/jobs/{id}")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10_000_000
+    assert 200_000 < len(page) < 210_000
+    assert "and more of its 400,101 characters, which `sidings jobs show` has" in page
 
 
 async def test_a_payload_that_no_page_could_hold_is_shown_escaped(database: str, browser: httpx.AsyncClient):
