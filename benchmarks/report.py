@@ -91,7 +91,7 @@ def _target_row(scenario: ScenarioResult, c: Comparison) -> str:
 
 def _sides(scenario: ScenarioResult, c: Comparison) -> tuple[VariantResult | None, VariantResult | None]:
     of, to = scenario.variant(c.of), scenario.variant(c.to)
-    return (to, of) if "floor" in c.of else (of, to)  # a ratio of times is one of rates turned round
+    return (to, of) if c.times else (of, to)  # as the label names them
 
 
 def _ratio_row(scenario: ScenarioResult, c: Comparison) -> str:

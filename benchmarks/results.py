@@ -77,6 +77,7 @@ class Comparison:
     target: float | None = None
     at_most: bool = False  # whether the target is a ceiling
     unit: str = ""  # of `values`; none: they are ratios
+    times: bool = False  # whether the label names `to` first: a ratio of rates, told as one of times
 
     @property
     def median(self) -> float | None:

@@ -76,7 +76,8 @@ class Variant:
 @dataclass(frozen=True)
 class Compare:
     """The figure `key` (default: the scenario's) of the variant `of`, against that of `to` or, without, by itself; with
-    the target of the design's section 7."""
+    the target of the design's section 7. times: the two are rates, and what is told is how the times compare, which is
+    the same turned round: the time of `to` against that of `of`."""
 
     of: str
     to: str | None = None
@@ -84,6 +85,7 @@ class Compare:
     at_most: bool = False
     key: str | None = None
     label: str | None = None
+    times: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,11 @@ def _compared(result: ScenarioResult, compare: Compare) -> Comparison | None:
         return Comparison(label, compare.of, None, of.values(key), compare.target, compare.at_most, UNITS.get(key, key))
     if to is None or not to.values(key):
         return None
-    label = compare.label or f"{compare.of} / {compare.to}" + (f" ({key})" if compare.key else "")
+    told = f"time of {compare.to} / time of {compare.of}" if compare.times else f"{compare.of} / {compare.to}"
+    label = compare.label or told + (f" ({key})" if compare.key else "")
     pairs = zip(of.values(key), to.values(key), strict=False)  # slow ones have fewer repetitions: the first ones
-    return Comparison(label, compare.of, compare.to, [a / b for a, b in pairs if b], compare.target, compare.at_most)
+    values = [a / b for a, b in pairs if b]
+    return Comparison(label, compare.of, compare.to, values, compare.target, compare.at_most, times=compare.times)
 
 
 async def _quiet(patience: float) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from benchmarks.meter import postgres_cpu
-from benchmarks.report import put_into
+from benchmarks.report import markdown, put_into
 from benchmarks.results import Comparison, Report, ScenarioResult, VariantResult
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.suite import SIZES, Compare, Scenario, Skip, Variant, run
@@ -159,6 +159,52 @@ async def test_a_variant_that_fails_or_cannot_run_does_not_spoil_the_others():
     assert [c.values for c in result.comparisons] == [[100.0 / 300.0]], "the first repetitions are the pair"
     assert kept == [1, 1], "results are kept after every repetition"
     assert Report({}, [result]).failures == ["s / bad: RuntimeError: broken"]
+
+
+async def test_the_cpu_beside_a_ratio_is_that_of_its_first_against_its_second():
+    """Each comparison in which a floor came first had it the other way round, and not only those of times."""
+
+    def takes(name: str, client: float, postgres: float) -> Variant:
+        async def once(_: object) -> dict[str, float]:
+            return {"rate": 1e6 / (client + postgres), "client_us": client, "postgres_us": postgres}
+
+        return Variant(name, once)
+
+    variants = [
+        takes("floor", 1.45, 5.13),
+        takes("floor, with handlers", 3.65, 5.75),
+        takes("sidings", 7.82, 7.37),
+        takes("deimos", 11.0, 2.16),
+    ]
+    chosen = Scenario(
+        "s",
+        "t",
+        lambda _: variants,
+        [
+            Compare("floor, with handlers", "floor"),
+            Compare("floor", "deimos", 0.5),
+            Compare("sidings", "floor", 0.75),
+            Compare("floor", "sidings", 1.15, at_most=True, times=True),
+        ],
+        "rate",
+        "",
+        peers=False,
+        kafka=False,
+        spark=False,
+    )
+    with patch("benchmarks.suite.foreign_cores", lambda _: lambda: 0.0), patch("benchmarks.suite.Meter"):
+        results = await run([chosen], Mock(), SIZES["tiny"])
+    names = ("cores", "cpu", "memory_gib", "system", "postgres", "python", "commit", "when")
+    machine = dict.fromkeys(names, "?") | {"packages": {}, "postgres_settings": {}, "load_before": []}
+    lines = markdown(Report(machine, results)).splitlines()
+    assert "| s | floor, with handlers / floor | 0.70 (0.70–0.70, 1) | 1.43 × |" in lines
+    assert "| s | floor / deimos | 2.00 (2.00–2.00, 1) | 0.50 × |" in lines
+    assert "| s | sidings / floor | 0.43 (0.43–0.43, 1) | 2.31 × |" in lines
+    assert "| s | time of sidings / time of floor | 2.31 (2.31–2.31, 1) | 2.31 × |" in lines
+    ours, floors = "7.82 + 7.37 µs", "1.45 + 5.13 µs"
+    assert f"| s | floor / deimos | 2.00 (2.00–2.00, 1) | {floors} | 11 + 2.16 µs | ≥ 0.5 | met |" in lines
+    both = f"| {ours} | {floors} | ≤ 1.15 | **missed** |"
+    assert f"| s | time of sidings / time of floor | 2.31 (2.31–2.31, 1) {both}" in lines
 
 
 async def test_no_further_repetition_begins_when_the_time_is_up():

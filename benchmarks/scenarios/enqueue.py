@@ -53,8 +53,8 @@ async def _floor_bulk(bench: Bench, jobs: int, *, plain: bool) -> Figures:
     "Enqueue one job in a transaction, on one connection",
     compare=[
         # Time per job against the floor's: the target is a ceiling, so the floor's rate stands above the line.
-        Compare("floor", "sidings", 1.15, at_most=True, label="time of sidings / time of floor"),
-        Compare("plain floor", "sidings", label="time of sidings / time of plain floor"),
+        Compare("floor", "sidings", 1.15, at_most=True, times=True),
+        Compare("plain floor", "sidings", times=True),
         Compare("sidings", "pgqueuer"),
         Compare("sidings", "graphile"),
         Compare("sidings", "pgboss"),
