@@ -145,7 +145,7 @@ PEERS: list[Peer] = [
             "hot": (1_000, {"concurrentJobs": 1, "maxPoolSize": 2, "localQueue": "none", "batch delays": "none"}),
             "enqueue": (5_000, {}),
             "bulk": (50_000, {"call": "addJobs, 1,000 each"}),
-            "latency": (50, {"concurrentJobs": 24, "localQueue": 500}),
+            "latency": (50, {"concurrentJobs": 24, "localQueue": "none", "batch delays": 0}),
         },
     ),
     Peer(

@@ -84,7 +84,7 @@ switch (command) {
     await ready();
     const clock = new Clock();
     for (let number = 0; number < Number(first); number++) {
-      await utils.addJob("noop", payload(number), { queueName: `g${number % 1000}` });
+      await utils.addJob("noop", payload(number));
     }
     clock.done();
     await utils.release();
