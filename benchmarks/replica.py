@@ -19,6 +19,8 @@ from pydantic import BaseModel
 from sidings.kafka.directory import Directory, SQLite
 from sidings.supervision import relax_collector
 
+from .memory import peak_mib
+
 __all__ = ["READERS", "TerminalAcquirer"]
 
 FETCH_BYTES = 4 * 2**20  # of a partition at once, as the directory does; with the client's default it is slower
@@ -106,9 +108,7 @@ def main(kind: str, bootstrap: str, topic: str, file: str) -> None:
         figures.update(seconds=time.perf_counter() - began, cpu=time.process_time() - cpu)
 
     figures["records"] = asyncio.run(READERS[kind](bootstrap, topic, Path(file), ready))
-    # The kernel's getrusage() would tell the parent's peak, too, which this process was forked from.
-    [peak] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    print(json.dumps(figures | {"memory_mib": int(peak.split()[1]) / 1024}))
+    print(json.dumps(figures | {"memory_mib": peak_mib()}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ order.
 import asyncio
 import json
 import logging
-import resource
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from sidings.jobs import OutcomeName
 from sidings.supervision import relax_collector
 
 from . import ours
+from .memory import peak_mib
 
 __all__ = ["Worker"]
 
@@ -111,8 +111,7 @@ async def _main(dsn: str, origins: list[str], every: float, settings: dict[str, 
                 _say(held=True, held_at=time.monotonic())
             if done != before:
                 before = done
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                _say(done=done, cpu=time.process_time() - cpu, memory_mib=memory)
+                _say(done=done, cpu=time.process_time() - cpu, memory_mib=peak_mib())
             await asyncio.wait([ended], timeout=every if held else 0.01)
         _say(cpu=time.process_time() - cpu)
 

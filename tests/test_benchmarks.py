@@ -10,11 +10,12 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from benchmarks.meter import postgres_cpu
+from benchmarks.meter import Meter, postgres_cpu
 from benchmarks.report import markdown, put_into
 from benchmarks.results import Comparison, Report, ScenarioResult, VariantResult
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.suite import SIZES, Compare, Scenario, Skip, Variant, run
+from benchmarks.server import Server
+from benchmarks.suite import SIZES, Bench, Compare, Scenario, Skip, Variant, run
 
 # About 25 s; many times that where others work on the machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -159,6 +160,16 @@ async def test_a_variant_that_fails_or_cannot_run_does_not_spoil_the_others():
     assert [c.values for c in result.comparisons] == [[100.0 / 300.0]], "the first repetitions are the pair"
     assert kept == [1, 1], "results are kept after every repetition"
     assert Report({}, [result]).failures == ["s / bad: RuntimeError: broken"]
+
+
+async def test_the_memory_of_an_executor_is_its_own_and_not_that_of_the_process_that_started_it(tmp_path: Path):
+    """Linux carries the peak of a process into the getrusage() of what it starts."""
+    small = SCENARIOS["memory"].variants(SIZES["tiny"])[0]
+    ballast = b"x" * (300 * 2**20)
+    async with Server(tmp_path / "postgres", durable=False) as server:
+        figures = await small.once(Bench(server, SIZES["tiny"], Meter(server)))
+    assert len(ballast) == 300 * 2**20
+    assert 10 < figures["memory_mib"] < 200
 
 
 async def test_the_cpu_beside_a_ratio_is_that_of_its_first_against_its_second():
