@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -35,10 +36,13 @@ __all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "explained", "m
 
 log = logging.getLogger("sidings.consumer")
 
-try:
-    from cramjam import DecompressionError
-except ImportError:  # aiokafka decompresses without it what gzip has compressed, and refuses the rest
-    DecompressionError = CorruptRecordException
+
+def _undecompressed() -> type[Exception]:
+    try:
+        return import_module("cramjam").DecompressionError
+    except ImportError:  # aiokafka decompresses without it what gzip has compressed, and refuses the rest
+        return CorruptRecordException
+
 
 # Of a record itself: damaged, compressed in an unknown way or so that it cannot be decompressed, or with a header whose
 # name is no UTF-8. Of `getmany` and `position` only: in aiokafka 0.14 these run into struct.error and EOFError nowhere
@@ -47,7 +51,7 @@ UNREADABLE = (
     CorruptRecordException,
     UnsupportedCodecError,
     UnicodeDecodeError,
-    DecompressionError,
+    _undecompressed(),
     gzip.BadGzipFile,  # an OSError
     zlib.error,
     struct.error,
