@@ -85,7 +85,7 @@ class Postgres:
         if "port" in self._state and "password" not in self._state:
             raise ServerStateError(
                 f"{self.directory} holds a server whose password is not known: the devstack did not make it, or was "
-                "killed while it did. Delete it, with `python -m sidings.devstack down --delete`, and start anew"
+                "killed while it did. If it is not needed, stop it, delete this folder, and start anew"
             )
         password = quote(self._state["password"])
         return f"postgresql://{USER}:{password}@{LOOPBACK}:{self.port}/postgres"

@@ -406,7 +406,7 @@ def test_a_cluster_that_the_devstack_has_not_made_starts(new_postgres: Postgres)
     for _ in range(2):
         new_postgres.start()
         assert new_postgres.pid is not None
-        with pytest.raises(ServerStateError, match=r"password is not known.*down --delete"):
+        with pytest.raises(ServerStateError, match=r"password is not known.*delete this folder"):
             _ = new_postgres.dsn
         new_postgres.stop()
 

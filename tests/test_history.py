@@ -404,7 +404,7 @@ def test_what_fails_from_none_before_comes_before_what_fails_a_little_more(spark
     none = {name: pd.DataFrame() for name in ("still_failing", "blocked_by_error", "types")}
     told = [each.text for each in findings(none | {"regressions": found, "skew": pd.DataFrame(columns=["dimension"])})]
     assert told[0] == "new: error_rate is 4.00%, from none before"
-    assert told[3:] == [f"{len(worse) - 3} more measures are worse than before, by less"]
+    assert told[3:] == [f"{len(worse) - 3} more measures are worse than before"]
 
 
 def test_filters_choose_types_and_origins(spark: SparkSession, stored: str):

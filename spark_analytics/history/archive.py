@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from ...errors import SidingsError
 from ...schema import load_sql, valid_schema_name
 from .database import connected, unlimited
-from .files import claim_archive, part_file
+from .files import archived_parts, claim_archive, part_file
 from .missing import Unreadable, has_all, missing
 
 __all__ = ["archive"]
@@ -161,14 +161,15 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     # Which partition it is may have changed since the days were listed: others archive one, retention drops it, a late
     # row makes another, and the file of the first is all that there is of its rows.
     await connection.execute(f"LOCK TABLE {schema}.job_history_{day:%Y%m%d} IN ACCESS SHARE MODE")
-    part, old = await _part(connection, directory, schema, day)
+    part = await _part(connection, directory, schema, day)
     # Before the rows: a note that is seen now belongs to a row that is read below.
     late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
     file = part_file(directory, day, part)
     file.parent.mkdir(parents=True, exist_ok=True)
-    for each in (file, *old):
-        if each.exists():
-            await _check_free(connection, each, schema, day)
+    # And later ones, of partitions that are this one: as after a replication, or where a person has taken an entry out.
+    there = [path for (its, number), path in archived_parts(directory).items() if its == day and number >= part]
+    for each in there:
+        await _check_free(connection, each, schema, day)
     _tidy(file)
     draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
@@ -178,8 +179,9 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
         await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
         await connection.execute(f"DELETE FROM {schema}.history_archive WHERE day = $1 AND part > $2", day, part)
         draft.rename(file)
-        for each in old:  # killed here: the next run finds `file`, which has their rows, and does this again
-            each.unlink(missing_ok=True)
+        for each in there:  # killed here: an analysis leaves them out while Postgres has their rows
+            if each != file:
+                each.unlink(missing_ok=True)
     finally:
         draft.unlink(missing_ok=True)
     _sync(file.parent)
@@ -187,8 +189,8 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     return rows
 
 
-async def _part(connection: "Connection", directory: Path, schema: str, day: date) -> tuple[int, list[Path]]:
-    """The number of the file of the partition that a day has now, and files that this one replaces.
+async def _part(connection: "Connection", directory: Path, schema: str, day: date) -> int:
+    """The number of the file of the partition that a day has now. Later files are replaced by this one.
 
     A partition that was dropped has none of its rows here; if all are, another server has dropped its own, from which
     this one has been replicated: the entry came along, and DROP TABLE did not. Then it is the partition of that file,
@@ -197,8 +199,8 @@ async def _part(connection: "Connection", directory: Path, schema: str, day: dat
     for part in range(1, following):
         file = part_file(directory, day, part)
         if file.exists() and await has_all(connection, file, schema, f"job_history_{day:%Y%m%d}"):
-            return part, [part_file(directory, day, later) for later in range(part + 1, following + 1)]
-    return following, []
+            return part
+    return following
 
 
 async def _check_free(connection: "Connection", file: Path, schema: str, day: date) -> None:

@@ -35,7 +35,7 @@ def findings(tables: dict[str, pd.DataFrame], failing: int | None = None) -> lis
                 Finding("bad", f"{row['type']}: {row['measure']} is {measured(row, 'after')}, {times}", "regressions")
             )
         if len(worse) > _MOST:
-            text = f"{len(worse) - _MOST:,} more measures are worse than before, by less"
+            text = f"{len(worse) - _MOST:,} more measures are worse than before"
             bad.append(Finding("bad", text, "regressions"))
     still = tables["still_failing"]
     if len(still):

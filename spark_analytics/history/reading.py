@@ -253,12 +253,15 @@ async def _only_archived(
     files = {(day, part): file for (day, part), file in files.items() if part <= last.get(day, part)}
     # And those that only another server has dropped, from which this one has been replicated, DROP TABLE not included.
     own = [key for key in files if _touches(selection, key[0])]
+    # What these looks lock, the default partition too, is not kept while Spark reads.
+    await connection.execute("SAVEPOINT looks")
     without = await _without_rows(connection, schema, sorted({day for day, _ in own} - days))
     both = [
         (day, part)
         for day, part in own
         if day not in without and await has_all(connection, files[day, part], schema, "job_history")
     ]
+    await connection.execute("ROLLBACK TO SAVEPOINT looks")
     return {key: file for key, file in files.items() if key not in both}
 
 
