@@ -180,14 +180,17 @@ class Producer:
         self, sender: Sender, partitions: list[int], message: Outgoing, id: bytes
     ) -> "asyncio.Future[object]":
         key = message.key if message.partition_key is None else message.partition_key
-        return await sender.append(
-            message.topic,
-            key=message.key,
-            value=message.value,
-            headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
-            timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
-            partition=self._packer.partition_of(key, partitions),
-        )
+        try:
+            return await sender.append(
+                message.topic,
+                key=message.key,
+                value=message.value,
+                headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
+                timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
+                partition=self._packer.partition_of(key, partitions),
+            )
+        except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
+            raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error
 
     def _drop(self, sender: Sender) -> None:
         """After a failure an idempotent producer has lost count (aiokafka #1017): the next message gets another."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
-from sidings import SQLite
+from sidings import DirectoryBehind, SQLite
 from sidings.devstack import Kafka
 from sidings.devstack.fixtures import OwnKafka
 from sidings.devstack.topics import create_topic
@@ -92,11 +92,17 @@ async def test_what_is_cut_off_while_it_is_read_is_not_waited_for(
     try:
         await eventually(half.is_set, terminals.not_ready)
         assert terminals.ready is not first
+        waiters = [asyncio.create_task(terminals.wait_until(*offset)) for offset in ([], [9])]
+        await asyncio.sleep(0)
         await asyncio.to_thread(lose, kafka, TOPIC, 7)
         cut.set()
         wanted = {f"T-{n}" for n in range(7)}
         await eventually(lambda: terminals.ready and set(terminals) == wanted, terminals.not_ready)
         await terminals.wait_until(timeout=SECONDS)
+        async with asyncio.timeout(SECONDS):
+            await waiters[0]
+            with pytest.raises(DirectoryBehind, match="made anew, or cut off"):
+                await waiters[1]
     finally:
         terminals.stop()
         await running

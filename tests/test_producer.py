@@ -13,6 +13,7 @@ from sidings.devstack.topics import create_topic
 from sidings.kafka import OutboxSettings, Producer
 from sidings.kafka import producer as producer_module
 from sidings.kafka.outbox import InvalidMessage, NotPublished
+from sidings.kafka.outbox.message import Outgoing
 from sidings.kafka.outbox.senders import Sender
 
 from .consumer_support import Number, a_service, produce_raw
@@ -66,8 +67,9 @@ async def test_a_topic_that_cannot_be_sent_to_ends_nothing_that_others_have_unde
 
     monkeypatch.setattr(Sender, "append", refused)
     async with sending(sidings_kafka, metadata_seconds=0.5) as producer:
+        client: Any = (await producer._connected(alone=False))._producer.client
+        await client.force_metadata_update()  # so that it knows `etas` without having asked for it
         await producer.send(etas, key="k", value=b"0")
-        client: Any = producer._current[False]._producer.client
         send = client.send
 
         async def late(node: int, request: Any, **options: Any) -> Any:
@@ -90,6 +92,25 @@ async def test_a_topic_that_cannot_be_sent_to_ends_nothing_that_others_have_unde
         await first
         await producer.send(etas, key="k", value=b"2")
     assert [record.value for record in await records(sidings_kafka, etas)] == [b"0", b"1", b"2"]
+
+
+async def test_a_partition_that_is_gone_when_its_turn_comes_is_an_outage(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a topic that is made anew with fewer while others are handed over: aiokafka has an AssertionError."""
+    etas = await topic("etas", partitions=2)
+    append = Sender.append
+
+    async def then_made_anew(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        future = await append(self, topic, **message)
+        partitions: Any = self._producer.client.cluster._partitions[topic]
+        partitions.pop(message["partition"], None)
+        return future
+
+    monkeypatch.setattr(Sender, "append", then_made_anew)
+    async with sending(sidings_kafka) as producer:
+        with pytest.raises(KafkaUnavailable, match="has just been deleted, or made anew"):
+            await producer.send_many([Outgoing(etas, b"k", value, None) for value in (b"0", b"1")])
 
 
 async def test_a_message_that_kafka_refuses_takes_no_other_of_its_batch_with_it(sidings_kafka: str, topic) -> None:

@@ -156,6 +156,8 @@ async def test_a_topic_that_does_not_exist_delays_no_other_and_is_sent_when_it_a
             assert (state.topic, state.retries >= 1) == (missing, True)
             assert "does not exist" in state.error
             assert relay.metrics.count("failed", missing) >= 1
+            shared: Any = relay._senders._main
+            assert missing not in shared._producer.client._topics, "nobody is asked for it for ever"
             await publish(database, etas, [(f"k{n}", b"y") for n in range(1_000)])
             await emptied(database, etas)
             assert await outbox.failing(), "still failing while the other one is served"

@@ -68,6 +68,7 @@ class Follower(Generic[T]):
         self.reader: Reader | None = None
         self.failing_since: float | None = None  # without a connection that lasts
         self.ended = False
+        self._cuts = 0  # so often a log was cut off while it was read
         self._settings = settings
         self._rows = rows
         self._storage = storage
@@ -130,12 +131,13 @@ class Follower(Generic[T]):
         """Return True when all positions are there, and False where they were of another log: the topic has been made
         anew meanwhile, or cut off, has been read anew, and ends before. Raises `DirectoryBehind` when nobody reads any
         more."""
-        rebuilds, topic_id, tails = self.rebuilds, self._log.topic_id, dict(self.progress.tails)
+        rebuilds, cuts, topic_id, tails = self.rebuilds, self._cuts, self._log.topic_id, dict(self.progress.tails)
         while self._again is not None or not self.progress.has(wanted):
-            built_anew = self.rebuilds > rebuilds and not self._loading
+            built_anew = self.rebuilds > rebuilds
             # The log may be the same, where the file was no good or deletions were missed: it may still come so far.
             another = is_another(topic_id, self._log.topic_id) or not self.progress.may_have(tails)
-            if built_anew and another and not self.progress.may_have(wanted):
+            replaced = (built_anew and another) or self._cuts > cuts
+            if replaced and not self._loading and not self.progress.may_have(wanted):
                 return False
             await self._move()
         return True
@@ -240,7 +242,7 @@ class Follower(Generic[T]):
                     self._outage.over()
                 await self._take_up_new_partitions(reader)
                 if self._loading and self.progress.beyond_the_log:  # asked for, as a fetch may tell an older end
-                    self.progress.lower_barrier(await reader.ends())
+                    self._cuts += self.progress.lower_barrier(await reader.ends())
                 if (reason := await self._log.look(reader)) is not None:
                     await self._start_over(reader, reason)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn

@@ -40,10 +40,12 @@ class Progress:
             for partition, offset in (self.barrier or {}).items()
         )
 
-    def lower_barrier(self, ends: Mapping[int, int]) -> None:
-        """No position gets further than these ends, which are those of now."""
-        if self.barrier is not None:
-            self.barrier = {p: min(offset, ends.get(p, 0)) for p, offset in self.barrier.items()}
+    def lower_barrier(self, ends: Mapping[int, int]) -> bool:
+        """No position gets further than these ends, which are those of now. Returns whether it was beyond them."""
+        before = self.barrier
+        if before is not None:
+            self.barrier = {p: min(offset, ends.get(p, 0)) for p, offset in before.items()}
+        return self.barrier != before
 
     def missing(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, int]]:
         """Partitions that are not there: where they are, and where they should be."""

@@ -81,8 +81,8 @@ class Sender:
         Kafka tells of none, `KafkaConnectionError` if it says nothing."""
         client: Any = self._producer.client
         told = client.cluster._last_successful_refresh_ms
-        # It knows all topics at first. When it asks for a missing one it forgets those that it has not asked for, and
-        # who leads the partitions of what waits for its turn.
+        # Where it has asked for no topic yet, a refresh brings all. When it then asks for a missing one, it forgets
+        # those that it has not asked for, and who leads the partitions of what waits for its turn.
         client._topics.add(topic)
         try:
             async with asyncio.timeout(timeout):
