@@ -655,11 +655,13 @@ def _of_topics(log: list[Any], told: list[Any]) -> list[str]:
     wanted: set[Any] = {(row["place"], row["key"], row["id"]) for row in told if row["place"] in OUT}
     sent: set[Any] = set()
     before: set[Any] = set()  # that stand in a partition of those that were there from the beginning
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     lanes: dict[object, list[int]] = defaultdict(list)
     for record in sorted(log, key=lambda record: (record.partition, record.offset)):
         if record.topic in OUT:
             key, number = record.key.decode(), json.loads(record.value)["number"]
             sent.add((record.topic, key, number))
+            places[number].append((record.partition, record.offset))
             if record.partition < OUT[record.topic]:
                 before.add((record.topic, key, number))
             elif (record.topic, key, number) in before:
@@ -669,7 +671,8 @@ def _of_topics(log: list[Any], told: list[Any]) -> list[str]:
     wrong += [f"in a topic, and not committed: {more}" for more in sorted(sent - wanted)]
     for lane, numbers in lanes.items():
         if bad := _falls(list(dict.fromkeys(numbers))):
-            wrong.append(f"messages of {lane} not in order: {bad}")
+            where = {number: places[number] for pair in bad for number in pair}
+            wrong.append(f"messages of {lane} not in order: {bad}, which stand in {where}")
     return wrong
 
 
