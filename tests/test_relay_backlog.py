@@ -57,6 +57,8 @@ class Reading(RuleBasedStateMachine):
             self.database.insert(xid, slot, topic, value=b"x" * next(self.sizes))
         self.database.open.discard(xid)
 
+    # With more late rows than that a slot is forgotten, and acquired anew, which nobody does here.
+    @precondition(lambda self: len(self.database.open) < reader_module._IDLE_PAGE // 2)
     @rule(slot=st.integers(0, SLOTS - 1), topic=st.sampled_from(TOPICS[1:]))
     def publish_without_commit(self, slot: int, topic: str) -> None:
         self.database.insert(self.database.begin(), slot, topic, value=b"x" * next(self.sizes))
