@@ -20,11 +20,6 @@ log = logging.getLogger("sidings.consumer")
 
 _MAINTAIN_SECONDS = 3_600.0
 _AGAIN_SECONDS = 60.0
-# Else a plan that was made while a day was empty would be kept, and read all of the day through.
-_NO_SCANS = """
-WITH was AS MATERIALIZED (SELECT current_setting('enable_seqscan') AS it)
-SELECT w.it FROM was w WHERE set_config('enable_seqscan', 'off', true) IS NOT NULL
-"""
 
 
 def short_id(topic: str, id: bytes) -> bytes:
@@ -52,14 +47,9 @@ class Seen:
         return frozenset(await self._record(tx, repeats))
 
     async def take_back(self, tx: Transaction, items: Sequence[Item]) -> None:
-        """Forget the ids of `items`, which this transaction has recorded and does not come to.
-
-        Who knows whether they are delivered again: where a log is replaced, cut off or compacted, another message with
-        the id may be all that is left.
-        """
+        """Forget the ids of `items`, which this transaction has recorded and does not come to."""
         if its := [item for item in items if item.id is not None]:
-            former: str = await tx.fetchval(_NO_SCANS, timeout=self._seconds)
-            await tx.execute(self._take_back_sql, *_columns(its), former, timeout=self._seconds)
+            await tx.execute(self._take_back_sql, *_columns(its), timeout=self._seconds)
 
     async def _record(self, tx: Transaction, items: Sequence[Item]) -> Sequence[Item]:
         """Record what is not recorded yet. Returns those of which something else is, or was a moment ago."""
