@@ -178,6 +178,9 @@ class FaultyProxy:
             writer.transport.abort()
             return
         session = _Session((reader, writer), upstream)
+        if self.refusing:  # since it was accepted
+            session.abort()
+            return
         self._sessions.add(session)
         try:
             async with asyncio.TaskGroup() as group:

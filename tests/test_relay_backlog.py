@@ -43,6 +43,8 @@ class Reading(RuleBasedStateMachine):
         self.patch.setattr(reader_module, "_BYTES", MOST_BYTES // 2)
         self.patch.setattr(reader_module, "_HELD_BYTES", MOST_BYTES * 2)
         self.patch.setattr(reader_module, "_LOOKED_AT", 3)
+        self.patch.setattr(reader_module, "_IDLE_PAGE", 2)
+        self.patch.setattr(reader_module, "_ALL_LATE", 2 * SLOTS)
         self.answer: tuple[Any, list[Any]] | None = None
         self.turns: dict[str, int] = dict.fromkeys(TOPICS, 0)
         self.under_way: dict[Lane, list[Row]] = {}
@@ -57,11 +59,21 @@ class Reading(RuleBasedStateMachine):
             self.database.insert(xid, slot, topic, value=b"x" * next(self.sizes))
         self.database.open.discard(xid)
 
-    # With more late rows than that a slot is forgotten, and acquired anew, which nobody does here.
-    @precondition(lambda self: len(self.database.open) < reader_module._IDLE_PAGE // 2)
     @rule(slot=st.integers(0, SLOTS - 1), topic=st.sampled_from(TOPICS[1:]))
     def publish_without_commit(self, slot: int, topic: str) -> None:
         self.database.insert(self.database.begin(), slot, topic, value=b"x" * next(self.sizes))
+
+    @precondition(lambda self: self.answer is None)
+    @rule(slot=st.integers(0, SLOTS - 1), topic=st.sampled_from(TOPICS[1:]), count=st.integers(1, 4))
+    def publish_and_commit_late(self, slot: int, topic: str, count: int) -> None:
+        """Behind a read that has seen later messages; there may be more late ones than the next read brings."""
+        xid = self.database.begin()
+        for _ in range(count):
+            self.database.insert(xid, slot, topic)
+        self.publish_and_commit(slot, topic, 1)
+        self.send_a_read()
+        self.deliver_the_read()
+        self.database.open.discard(xid)
 
     @precondition(lambda self: self.database.open)
     @rule(data=st.data(), commit=st.booleans())
@@ -182,6 +194,14 @@ class Reading(RuleBasedStateMachine):
             self.fail(topic, part)
         self.deliver_the_read()
 
+    @rule()
+    def acquire_anew(self) -> None:
+        """As `SlotKeeper`: slots that were forgotten, as with more late messages than a read brings."""
+        for slot in list(self.backlog.slots.values()):
+            if slot.draining and not slot.under_way:
+                self.backlog.remove_slot(slot)
+                self.backlog.add_slot(Slot(slot.number, slot.name, slot.epoch + 1))
+
     @rule(topic=st.sampled_from(TOPICS))
     def back_off_ends(self, topic: str) -> None:
         lane = self.lane(topic)
@@ -221,6 +241,7 @@ class Reading(RuleBasedStateMachine):
                     self.acknowledge(topic)
                     self.record(topic)
                 self.join(topic)
+            self.acquire_anew()
             left = [row for row in self.database.rows.values() if row.xid not in self.database.aborted]
             if not (left or self.backlog.parts):
                 break
