@@ -156,9 +156,7 @@ class FetchLoop(ABC):
                     ),
                 )
                 found = await (unless_set(self._changed, polling) if interrupted else polling)
-                if found is None:
-                    return
-                polled = self._own(found)  # before anybody else has a look at the positions
+                polled = self._own(found or {})  # before anybody else has a look at the positions
         except (TimeoutError, NoOffsetForPartitionError):
             return  # a rebalance, in which partitions have no position before they are placed; nothing was fetched
         except OffsetOutOfRangeError as error:
@@ -167,6 +165,7 @@ class FetchLoop(ABC):
                 if (partition := self._partitions.get(tp)) is not None:
                     partition.outside = offset
                     self._leave_log(partition)
+            await self._pass_gaps(ready)  # where nothing but a gap was read of others, the client has moved on
             return
         except UNREADABLE as error:
             self._isolate(ready, error)
@@ -204,9 +203,7 @@ class FetchLoop(ABC):
             partition.items.extend([self._item(partition, record) for record in records])
             partition.unreadable = None
             partition.careful = max(0, partition.careful - len(records))
-        # A rebalance meanwhile may have given us back what we had, placed anew.
-        silent = [self._partitions.get(partition.tp) for partition in ready if partition.tp not in polled]
-        await self._pass_gaps([partition for partition in silent if partition is not None])
+        await self._pass_gaps(partition for partition in ready if partition.tp not in polled)
         if ready[0].suspect:
             self._look_at_suspect(ready[0])
 
@@ -290,10 +287,12 @@ class FetchLoop(ABC):
         if partition.state is State.REFUSED:
             self._roof.place()
 
-    async def _pass_gaps(self, silent: Sequence[Partition]) -> None:
+    async def _pass_gaps(self, silent: Iterable[Partition]) -> None:
         """Nothing came of these: where the client has moved on, there was only a gap, e.g. a transaction's marker."""
-        for partition in silent:
-            if partition.state is not State.READY:
+        for former in silent:
+            # A rebalance meanwhile may have given us back what we had, placed anew.
+            partition = self._partitions.get(former.tp)
+            if partition is None or partition.state is not State.READY:
                 continue  # assigned anew: it has no position before it is placed, which may take for ever
             try:
                 position = await self._position(partition.tp)

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import asyncpg
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import CommitFailedError, KafkaError
+from aiokafka.errors import CommitFailedError, KafkaError, OffsetOutOfRangeError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.jobs.transaction import is_closed
 from sidings.kafka.fetch_loop import FetchLoop
@@ -475,6 +476,48 @@ async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
     for _ in range(2):
         await loop._poll(list(partitions_here.values()))
     assert (partitions_here[TP].end, partitions_here[TP].state, caplog.messages) == (9, State.READY, [])
+
+
+@pytest.mark.parametrize("ends", ["is interrupted", "is told of another partition"])
+async def test_a_gap_is_passed_by_a_poll_that_brings_nothing_else(ends, caplog):
+    """By one that a partition which stood aside ends, or that ends with another partition's error, too: else the next
+    one found the client elsewhere, and a sound partition was placed anew."""
+    other = TopicPartition(TP.topic, 1)
+
+    class Idle(FetchLoop):
+        in_flight = 0
+
+        async def _handle(self, items: list[Item]) -> None: ...
+
+    class Passing(Client):
+        async def position(self, tp: TopicPartition) -> int:
+            return at[tp]
+
+        async def getmany(self, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, Any]:
+            at[TP] = 9
+            if ends == "is told of another partition":
+                raise OffsetOutOfRangeError({other: 7})
+            loop.wake()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    def displace(found: Iterable[Partition]) -> None:
+        for partition in found:
+            displaced.append(partition.tp)
+            partition.displace()
+
+    at, displaced = {TP: 5, other: 7}, list[TopicPartition]()
+    partitions = {TP: placed(5), other: Partition(other)}
+    partitions[other].place(7)
+    roof: Any = SimpleNamespace(paused=False, displace=displace)
+    subscription: Any = SimpleNamespace(topic=TP.topic)
+    client: Any = Passing()
+    loop = Idle(subscription, client, partitions, cast(Any, None), roof, max_records=10)
+    await loop._poll(list(partitions.values()), interrupted=ends == "is interrupted")
+    assert await loop._in_place(partitions[TP])
+    assert (partitions[TP].end, partitions[TP].state) == (9, State.READY)
+    assert displaced == ([] if ends == "is interrupted" else [other])
+    assert "the client stands at" not in caplog.text
 
 
 @pytest.mark.parametrize("stored", [6, 0], ids=["forward", "back"])
