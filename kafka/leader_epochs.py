@@ -164,8 +164,12 @@ class LeaderEpochs:
         return None if read is None else read.before(offset)
 
     def cut(self, tp: TopicPartition) -> int | None:
-        """Where the log was cut off, if it was found to be since `begin`."""
+        """Where the log was cut off, if it was found to be since `begin`; -1 where nobody knows."""
         return self._cuts.get(tp)
+
+    def found_cut(self, tp: TopicPartition, offset: int) -> None:
+        """The log was found to be cut off there."""
+        self._cuts[tp] = offset
 
     async def _send_and_look(self, node: int, request: Any, **options: Any) -> Any:
         if not isinstance(request, FetchRequest):

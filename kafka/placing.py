@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from contextlib import suppress
 from typing import Any, Protocol, cast
 from uuid import UUID
 
@@ -318,16 +317,17 @@ class Placer:
 
     async def _place(self, partition: Partition, stored: int, first: int, end: int) -> None:
         tp = partition.tp
-        if self._partitions.get(tp) is not partition:
-            return  # assigned anew meanwhile
         place = stored, self._offsets.resets(tp)
         if partition.outside == stored >= first:
             partition.beyond = place
         partition.outside = None
         # Kafka's word counts, not `end`: there the first open transaction begins, and whoever has committed the offset
         # without regard to transactions, as most clients do, may have read further.
-        if place == partition.beyond:
-            await self._refuse_beyond(partition, stored, end)
+        held = place != partition.beyond or await self._holds(partition, stored, end)
+        if self._partitions.get(tp) is not partition:
+            return  # assigned anew meanwhile
+        if not held:
+            self._refuse_beyond(partition, stored, end)
             return
         if stored < first:
             self._epochs.begin(tp, first, None)
@@ -351,14 +351,28 @@ class Placer:
             *(partition.origin, stored, first - 1, first),
         )
 
-    async def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
+    async def _holds(self, partition: Partition, stored: int, end: int) -> bool:
+        """Whether the log holds all that was read, although a leader has refused the offset: that one was behind, and
+        knew no such epoch. Once one that was not has told of a cut, no later answer counts: the log grows, and where
+        Kafka was set back, the same epochs come again."""
+        tp, epoch = partition.tp, self._offsets.epoch(partition.tp)
+        if epoch is None or self._epochs.cut(tp) is not None:
+            return False
+        try:
+            async with asyncio.timeout(min(self._request_seconds, _TOGETHER_SECONDS)):
+                cut = (await ask_epoch_ends(self._client, {tp: epoch})).get(tp)
+        except (KafkaError, TimeoutError):
+            return False
+        if cut is None or cut >= stored:
+            return cut is not None
+        if cut >= 0 or end >= stored:  # who is behind has not got so far
+            self._epochs.found_cut(tp, cut)
+        return False
+
+    def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
         tp = partition.tp
-        cut, epoch = self._epochs.cut(tp), self._offsets.epoch(tp)
-        if cut is None and epoch is not None:  # what it has got since begins there, be it longer than before or not
-            with suppress(KafkaError, TimeoutError):
-                async with asyncio.timeout(min(self._request_seconds, _TOGETHER_SECONDS)):
-                    cut = (await ask_epoch_ends(self._client, {tp: epoch})).get(tp)
-        if cut is not None and 0 <= cut < stored:
+        cut = self._epochs.cut(tp)
+        if cut is not None and 0 <= cut < stored:  # what it has got since begins there, be it longer than before or not
             self._refuse(
                 partition,
                 f"the log was cut off at {cut}, before the stored offset {stored}, as after an unclean leader election",
@@ -367,9 +381,20 @@ class Placer:
             )
             return
         where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
-        self._refuse_former(
-            partition, f"the stored offset {stored} {where} ({end}), as after the topic was deleted and made anew"
-        )
+        why = f"the stored offset {stored} {where} ({end})"
+        if self._offsets.epoch(tp) is None:
+            self._refuse_former(partition, f"{why}, as after the topic was deleted and made anew")
+        elif cut is None:
+            inner: Any = self._client
+            inner._client.force_metadata_update()  # another broker may lead by now
+            self._refuse(
+                partition,
+                f"{why}, and its leader does not say whether it was cut off: it is behind, as one that the other "
+                "brokers do not reach, or Kafka was set back",
+                "It goes on by itself when a leader has what was read (else: docs/operations.md, Kafka is set back)",
+            )
+        else:
+            self._refuse_former(partition, f"{why}, as after Kafka was set back to a snapshot")
 
     def _refuse_another(self, partition: Partition, stored: int) -> None:
         self._refuse_former(

@@ -20,7 +20,7 @@ from sidings.executor import Link
 from sidings.kafka.leader_epochs import LeaderEpochs
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move, OffsetStore
-from sidings.kafka.partition import Partition
+from sidings.kafka.partition import Partition, State
 from sidings.kafka.placing import Placer
 from sidings.schema import load_sql
 
@@ -408,6 +408,107 @@ async def test_an_offset_that_passes_deleted_records_has_no_epoch():
     await placer._place(partition, 10, 20, 30)
     assert partition.next_offset == 20
     assert stored == [leader.epochs.before(TP, 20)] == [None]
+
+
+class Refused:
+    """A partition whose stored offset, 10, Kafka has just refused, and the leader that is asked about it. epoch: of the
+    record before it; renewals: how often the client has asked who leads."""
+
+    def __init__(self) -> None:
+        self.leader = Leader()
+        self.leader.cluster = SimpleNamespace(leader_for_partition=lambda _: 1)  # pyright: ignore[reportAttributeAccessIssue]
+        self.leader.force_metadata_update = self._renew  # pyright: ignore[reportAttributeAccessIssue]
+        self.epoch: int | None = 3
+        self.resets = self.renewals = 0
+        self.partition = Partition(TP)
+        self.partition.outside = 10
+        self.sought: list[int] = []
+        client = SimpleNamespace(
+            _client=self.leader, seek=lambda _, offset: self.sought.append(offset), resume=lambda _: None
+        )
+        offsets = SimpleNamespace(
+            resets=lambda _: self.resets,
+            epoch=lambda _: self.epoch,
+            how_to_delete="delete it",
+            how_to_move="move it to {offset}",
+        )
+        self.placer = Placer(
+            cast(Any, client),
+            {TP: self.partition},
+            {},
+            cast(Any, offsets),
+            self.leader.epochs,
+            ConsumerMetrics("test", CollectorRegistry(), {CUT}),
+            request_seconds=1,
+            on_placed=lambda: None,
+            spawn=lambda _: None,
+        )
+
+    def _renew(self) -> None:
+        self.renewals += 1
+
+    async def look(self, end: int, answer: Any) -> str:
+        """Place it where the log ends at `end`, and the leader answers so about the epoch. Returns why it is refused;
+        nothing if it is placed."""
+        self.leader.ends = {3: answer}
+        await self.placer._place(self.partition, 10, 0, end)
+        refused = self.partition.state is State.REFUSED
+        assert self.sought == ([] if refused else [10])
+        return self.partition.reason
+
+
+@pytest.mark.parametrize("first", [-1, NOT_LEADER, KafkaConnectionError("gone")], ids=["behind", "follows", "gone"])
+async def test_an_offset_that_a_leader_refuses_which_is_behind_is_read_on_where_another_has_it(first):
+    """It stood still for good, with the advice to handle everything again."""
+    refused = Refused()
+    for looks in (1, 2):
+        why = await refused.look(8, first)
+        assert "the stored offset 10 lies beyond the end of the log (8), and its leader does not say" in why
+        assert "made anew" not in why
+        assert refused.renewals == looks
+    assert await refused.look(12, 11) == ""
+    assert refused.partition.next_offset == 10
+    assert refused.partition.beyond is None
+
+
+async def test_what_a_log_holds_is_read_on_though_an_offset_was_refused(caplog):
+    assert await Refused().look(12, 10) == ""
+    assert "is consumed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("end", "answer", "why"), [(8, 8, "the log was cut off at 8, "), (12, 9, "cut off at 9"), (12, -1, "was set back")]
+)
+async def test_a_cut_that_was_told_once_counts_although_the_log_grows_in_the_same_epoch(end, answer, why):
+    """As where Kafka was set back to a snapshot. What has come meanwhile would be passed over."""
+    refused = Refused()
+    assert why in await refused.look(end, answer)
+    refused.partition.displace()
+    assert why in await refused.look(15, 15)
+    assert "made anew" not in refused.partition.reason
+    refused.resets += 1
+    assert await refused.look(15, 15) == "", "a person has decided"
+
+
+async def test_an_offset_without_an_epoch_stays_refused_since_no_leader_can_tell():
+    refused = Refused()
+    refused.epoch = None
+    assert "the topic was deleted and made anew" in await refused.look(8, 12)
+    assert "which has grown (12), as after the topic was deleted and made anew" in await refused.look(12, 12)
+    assert refused.leader.asked == []
+
+
+async def test_a_partition_that_is_assigned_anew_while_its_leader_is_asked_is_not_sought():
+    refused = Refused()
+
+    def asked(_: object) -> int:
+        refused.placer._partitions = {TP: Partition(TP)}
+        return 1
+
+    refused.leader.cluster.leader_for_partition = asked  # pyright: ignore[reportAttributeAccessIssue]
+    refused.leader.ends = {3: 12}
+    await refused.placer._place(refused.partition, 10, 0, 12)
+    assert (refused.sought, refused.leader.asked) == ([], [3])
 
 
 async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_stored_with(database):
