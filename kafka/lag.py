@@ -12,6 +12,7 @@ from ..errors import PostgresUnavailable
 from ..outage import Outage
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .partition import Partition, State
+from .stateless_offsets import note_of
 
 __all__ = ["LagCommitter"]
 
@@ -51,7 +52,7 @@ class LagCommitter:
 
     async def commit(self) -> None:
         """Tell Kafka what is stored."""
-        offsets = {tp: p.next_offset for tp, p in self._partitions.items() if p.state in _PLACED}
+        offsets = {tp: self._noted(p) for tp, p in self._partitions.items() if p.state in _PLACED}
         if not offsets:
             return
         try:
@@ -63,6 +64,11 @@ class LagCommitter:
             self._outage.failed(repr(error))
         else:
             self._outage.over()
+
+    def _noted(self, partition: Partition) -> int | tuple[int, str]:
+        """With the topic's id: it may have been made anew since, and nobody has seen that yet."""
+        id = self._offsets.topic_id(partition.tp)
+        return partition.next_offset if id is None else (partition.next_offset, note_of(id))
 
     async def _pass_gaps(self) -> None:
         """Move the stored offsets of idle partitions behind a gap at their end, such as a transaction's marker: else

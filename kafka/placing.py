@@ -19,7 +19,7 @@ from .leader_epochs import LeaderEpochs, ask_epoch_ends
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
-from .stateless_offsets import committed_stateless
+from .stateless_offsets import committed_of, committed_stateless
 from .subscription import Subscription
 from .topic_ids import KnownIds, ask_topics, is_another
 from .topics import Topics
@@ -206,7 +206,7 @@ class Placer:
         stored = await self._offsets.load(waiting.keys())
         failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():
-            starts = await self._starts(missing, first, end)
+            starts = await self._starts(missing, first, end, ids)
             try:
                 await self._offsets.create(starts)
             except (KafkaError, TimeoutError) as error:
@@ -278,6 +278,7 @@ class Placer:
         missing: Collection[TopicPartition],
         first: Offsets,
         end: Offsets,
+        ids: Mapping[TopicPartition, UUID],
     ) -> dict[TopicPartition, int]:
         """Where partitions without a stored offset start, as their subscription says. Where a failover has lost it, and
         so all effects since it was made: where we began, or at the earliest message if that was the start."""
@@ -300,7 +301,7 @@ class Placer:
                     starts[tp] = first[tp] if added else end[tp]
                 case "committed":
                     async with asyncio.timeout(self._request_seconds):
-                        committed = cast(int | None, await self._client.committed(tp))
+                        committed = await committed_of(self._client, tp, ids.get(tp))
                     starts[tp] = first[tp] if committed is None else committed
                 case "fail":
                     raise OffsetUnknown(

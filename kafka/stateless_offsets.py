@@ -21,12 +21,34 @@ from .offsets import Move
 from .stateless_partition import StatelessPartition
 from .topic_ids import ask_topic_ids, is_another
 
-__all__ = ["GroupOffsets", "committed_stateless"]
+__all__ = ["GroupOffsets", "committed_of", "committed_stateless", "note_of"]
 
 log = logging.getLogger("sidings.consumer")
 
 _METADATA = "leader epoch {} of topic {}, all handled from {}"
 _FOUND = re.compile(r"leader epoch (\d+) of topic ([^\s,]+)(?:, all handled from (\d+))?")  # the last is new
+_TOPIC = re.compile(r"(?:leader epoch \d+ of )?topic ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:, .*)?")
+
+
+def note_of(id: UUID) -> str:
+    """What stands beside the offsets that an ordinary consumer commits for lag tools. id: of their topic."""
+    return f"topic {id}"
+
+
+async def committed_of(client: AIOKafkaConsumer, tp: TopicPartition, id: UUID | None) -> int | None:
+    """The group's offset; None where it has none, or one that was committed for another topic of this name. id: of the
+    topic as it is now, None where that is not known. Raises `KafkaError`."""
+    committed = (await _committed(client, [tp])).get(tp)
+    if committed is None:
+        return None
+    if is_another(_topic_in(committed.metadata), id):
+        log.warning(
+            "%s/%s: the committed offset %s is of another topic of this name: it was made anew, or the cluster is "
+            "another one; all that it has is new",
+            *(tp.topic, tp.partition, committed.offset),
+        )
+        return None
+    return committed.offset
 
 
 async def committed_stateless(
@@ -49,6 +71,13 @@ async def _committed(
     """With their metadata; what aiokafka 0.14 tells in public is the offset alone."""
     coordinator: Any = client._coordinator  # pyright: ignore[reportPrivateUsage]
     return cast(Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions)))
+
+
+def _topic_in(metadata: str | None) -> UUID | None:
+    """The topic that it was committed for: Kafka deletes the offsets with it, but whoever has handled something of it
+    commits into the new one until that is noticed. None where it tells none."""
+    found = _TOPIC.fullmatch(metadata or "")  # null, say the brokers of some
+    return UUID(found[1]) if found else None
 
 
 def _began(committed: OffsetAndMetadata) -> int:
@@ -98,7 +127,8 @@ class GroupOffsets:
                 self._made_anew.add(tp)
             if id is not None:
                 self._loaded_ids[tp] = id
-        former = {tp for tp, found in committed.items() if self._is_of_another_topic(tp, found.metadata)}
+        ids = self._topic_ids
+        former = {tp for tp, found in committed.items() if is_another(_topic_in(found.metadata), ids.get(tp.topic))}
         if former:
             log.warning(
                 "the committed offsets of %s are of another topic of this name: it was made anew, or the cluster is "
@@ -116,12 +146,6 @@ class GroupOffsets:
     def topic_id(self, partition: TopicPartition) -> UUID | None:
         """The id of the topic when its offset was loaded, None where it is not known."""
         return self._loaded_ids.get(partition)
-
-    def _is_of_another_topic(self, tp: TopicPartition, metadata: str | None) -> bool:
-        """Whether it was committed for a topic that is no more: Kafka deletes the offsets with it, but whoever has
-        handled something of it commits into the new one until that is noticed."""
-        found, id = _FOUND.fullmatch(metadata or ""), self._topic_ids.get(tp.topic)
-        return found is not None and id is not None and found[2] != str(id)
 
     def epoch(self, partition: TopicPartition) -> int | None:
         """The leader's epoch of the record before the offset that was loaded, None where it is not known."""

@@ -383,6 +383,8 @@ class Offsets:
         self.moves: list[Move] = []
         self.meanwhile: Any = lambda: None
 
+    def topic_id(self, _: TopicPartition) -> None: ...
+
     async def jump(self, move: Move) -> None:
         self.moves.append(move)
         self.meanwhile()

@@ -1,13 +1,14 @@
 """A topic that was deleted and made anew has the same name: nothing of it is taken for a part of the old one."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError
 from sidings import Message, Transaction
 from sidings.kafka import topic_ids
@@ -175,6 +176,52 @@ async def test_a_stateless_consumer_starts_over_since_its_offsets_have_gone_with
     async with stateless():
         await eventually(lambda: len(handled) == 9)
     assert handled == [0, 1, 2, *range(10, 16)]
+
+
+@pytest.mark.parametrize("then", ["ordinary", "stateless"])
+async def test_what_lag_tools_are_told_of_the_former_topic_is_no_place_to_begin_in_the_new_one(
+    then, effects, topic, sidings_kafka, monkeypatch
+):
+    """Until the consumer looks at the id, it commits into the new topic: what stands before would be passed over."""
+    monkeypatch.setattr("sidings.kafka.topic_ids._LOOK_SECONDS", 3_600.0)
+    name, handled = await topic(), list[int]()
+    settings = {"fetch_seconds": 0.05, "group": name}
+    service = a_service(effects, sidings_kafka, settings=settings)
+    service.consumer(name, model=Number, start="committed")(record)
+
+    def meanwhile() -> None:
+        asyncio.run(made_anew(sidings_kafka, name))
+        asyncio.run(produce(sidings_kafka, name, range(10, 16)))
+
+    await produce(sidings_kafka, name, range(3))
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()  # the loop stands still for a moment, as that of a process that is paused
+        await eventually(offset_reaches(effects, name, 6))
+    client = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id=name, enable_auto_commit=False)
+    await client.start()
+    try:
+        assert await client.committed(TopicPartition(name, 0)) == 6
+    finally:
+        await client.stop()
+    assert await numbers(effects) == [0, 1, 2, 13, 14, 15]
+    async with connected(effects) as connection:
+        await connection.execute("DELETE FROM sidings.consumer_offset; DELETE FROM effect")
+    service = a_service(effects if then == "ordinary" else None, sidings_kafka, settings=settings)
+    if then == "ordinary":
+        service.consumer(name, model=Number, start="committed")(record)
+    else:
+
+        @service.consumer(name, model=Number, stateless=True, dead_letter="dead")
+        async def handle(message: Message[Number]) -> None:
+            handled.append(message.value.n)
+
+    await produce(sidings_kafka, name, [16])
+    async with service:
+        await eventually(offset_reaches(effects, name, 7) if then == "ordinary" else lambda: 16 in handled)
+    assert (handled or await numbers(effects)) == [*range(10, 17)]
 
 
 async def test_brokers_that_know_no_ids_are_read_as_before(effects, topic, sidings_kafka, monkeypatch):
