@@ -63,12 +63,14 @@ def facts(details: "JobDetails", now: datetime) -> dict[str, object]:
         }
     else:
         last = details.attempts[-1]
+        ago = f"{last.outcome} {age(last.finished_at, now)} ago"
+        unknown = f"gone; its last attempt on record was {ago} (history=False leaves none of what succeeds)"
         found = {
             "job": details.id,
             "type": last.type,
             "origin": last.origin,
             "group": last.group,
-            "state": f"ended: {last.outcome} {age(last.finished_at, now)} ago",
+            "state": f"ended: {ago}" if last.outcome.terminal else unknown,
         }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -44,6 +44,20 @@ async def some_jobs(
         return [row["id"] for row in await connection.fetch(query, origin, group, count)]
 
 
+async def a_job_that_left_no_end(dsn: str) -> int:
+    """One of a type with history=False that was lost, and ran well behind that: no row says how it ended."""
+    id = await a_job(dsn)
+    async with connected(dsn) as connection:
+        await connection.execute(
+            """WITH gone AS (DELETE FROM sidings.job WHERE id = $1 RETURNING *)
+               INSERT INTO sidings.job_history
+                   (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin)
+               SELECT id, enqueued_at, now(), attempt, 'lost', priority, type, origin FROM gone""",
+            id,
+        )
+    return id
+
+
 async def the_job(dsn: str, id: int) -> dict[str, Any] | None:
     """Its row, whole."""
     async with connected(dsn) as connection:

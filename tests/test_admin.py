@@ -16,7 +16,17 @@ from sidings.errors import AdministrationError, Busy
 from sidings.jobs import OutcomeName, Transaction
 from sidings.jobs.admin import JobState
 
-from .admin_support import GROUP, STATES, a_holder, a_job, fence, slow_updates, some_jobs, the_job
+from .admin_support import (
+    GROUP,
+    STATES,
+    a_holder,
+    a_job,
+    a_job_that_left_no_end,
+    fence,
+    slow_updates,
+    some_jobs,
+    the_job,
+)
 from .faulty_proxy import KINDS, Moment, proxied
 from .guide import DOCS, block, run
 from .support import ORIGIN, SECONDS, connected, eventually, fetch, history, jobs_left, value
@@ -69,6 +79,15 @@ async def test_an_unknown_job_is_an_error_that_says_how_it_ended(database: str, 
         with pytest.raises(JobNotFound, match="no job 4711, and the history knows of none"):
             await action(4711)
     assert len(await admin.audit()) == 1
+
+
+async def test_a_job_that_left_no_end_is_not_said_to_have_ended_as_lost(database: str, admin: Admin):
+    """It ran well behind that, of which its type leaves nothing."""
+    id = await a_job_that_left_no_end(database)
+    told = f"no job {id} any more; its last attempt on record was lost at 20.*history=False leaves no record"
+    for action in (admin.cancel, admin.retry_now, admin.requeue):
+        with pytest.raises(JobNotFound, match=told):
+            await action(id)
 
 
 async def test_a_delayed_job_is_due_at_once(database: str, admin: Admin):

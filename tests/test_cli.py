@@ -17,7 +17,7 @@ from sidings.cli.output import document, duration, plain
 from sidings.jobs import OutcomeName
 from sidings.jobs.admin import JobCount, JobState
 
-from .admin_support import GROUP, STATES, a_holder, a_job, some_jobs
+from .admin_support import GROUP, STATES, a_holder, a_job, a_job_that_left_no_end, some_jobs
 from .cli_support import cli, cli_json, refused
 from .outbox_support import relaying
 from .support import ORIGIN, connected, eventually
@@ -154,6 +154,14 @@ async def test_one_job_is_shown_whole_also_after_its_end(database: str):
     assert shown["actions"][-1]["reason"] == "enough"
     assert "ended: cancelled" in (await cli(database, "jobs", "show", id)).stdout
     assert "there is no job 4711" in await refused(database, "jobs", "show", 4711)
+
+
+async def test_a_job_that_left_no_end_is_shown_without_one(database: str):
+    """It was 'ended: lost', though it ran well behind that."""
+    shown = (await cli(database, "jobs", "show", await a_job_that_left_no_end(database))).stdout
+    assert "ended" not in shown.partition("attempts")[0]
+    assert re.search(r"state: +gone; its last attempt on record was lost .* ago", shown)
+    assert "history=False" in shown
 
 
 @pytest.mark.parametrize(
