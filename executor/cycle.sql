@@ -68,7 +68,7 @@ WITH me AS MATERIALIZED (
            to_timestamp(u.sent - u.finished), $1,
            CASE WHEN u.keep THEN u.attempt ELSE u.attempt - 1 END, u.outcome::sidings.outcome, u.priority, u.type, u.origin,
            u."group", u.error_class, u.error_message, u.error_fingerprint, u.headers ->> 'correlation_id',
-           CASE WHEN u.keep THEN u.payload END
+           CASE WHEN u.keep THEN coalesce(u.payload, 'null') END   -- without any it is erased, and not requeued
     FROM unsuccessful u WHERE u.type <> ALL ($11::text[]) OR u.outcome = 'discarded'   -- its payload is nowhere else
 )
 SELECT (SELECT count(*) FROM me) AS applied, (SELECT count(*) FROM succeeded) AS succeeded,

@@ -59,7 +59,7 @@ WITH mine AS MATERIALIZED (
         (job_id, epoch, enqueued_at, due_at, finished_at, executor, attempt, outcome, priority, type, origin, "group",
          correlation_id, payload)
     SELECT u.id, u.epoch, u.enqueued_at, u.run_at, clock_timestamp(), $1, u.attempt, 'superseded', u.priority, u.type, u.origin,
-           u."group", u.headers ->> 'correlation_id', u.payload
+           u."group", u.headers ->> 'correlation_id', coalesce(u.payload, 'null')   -- without any it is erased, and not requeued
     FROM superseded u WHERE u.type <> ALL ($5::text[])
 )
 SELECT (SELECT CASE WHEN b.begins < '0001-01-02' THEN '-infinity' ELSE b.begins END   -- before the year 1 Python has no time

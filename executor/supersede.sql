@@ -40,7 +40,7 @@ WITH mine AS MATERIALIZED (
         (job_id, epoch, enqueued_at, due_at, finished_at, executor, attempt, outcome, priority, type, origin, "group",
          correlation_id, payload)
     SELECT u.id, u.epoch, u.enqueued_at, u.run_at, clock_timestamp(), $1, u.attempt, 'superseded', u.priority, u.type, u.origin,
-           u."group", u.headers ->> 'correlation_id', u.payload
+           u."group", u.headers ->> 'correlation_id', coalesce(u.payload, 'null')   -- without any it is erased, and not requeued
     FROM superseded u WHERE u.type <> ALL ($6::text[])
 )
 SELECT n.ref::int, n.id, (SELECT count(*) FROM superseded u WHERE u.ref = n.ref) AS superseded FROM newest n

@@ -198,6 +198,18 @@ async def test_of_jobs_that_have_ended_at_once_the_one_that_was_named_comes_back
         assert (await the_job(database, new))["payload"] == f'{{"number": {n}}}'
 
 
+async def test_a_job_that_was_stored_without_a_payload_comes_back_as_others(database: str, admin: Admin):
+    """`sidings.enqueue('rebuild', NULL, …)` is one of None. A program that requeued until none was left never ended."""
+    ids = [await a_job(database, payload="NULL") for _ in range(2)]
+    await admin.cancel(ids[0])
+    await admin.discard(ids[1])
+    assert [row.job_id for row in await admin.requeueable()] == ids
+    for id in ids:
+        assert (await admin.show(id)).payload == "null"
+        assert ((await the_job(database, await admin.requeue(id))) or {})["payload"] == "null"
+    assert await admin.requeueable() == []
+
+
 async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: str, admin: Admin):
     ids = [await a_job(database), await a_job(database)]
     for id in ids:
@@ -208,6 +220,7 @@ async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: s
         await admin.requeue(ids[0])
     with pytest.raises(ActionRefused, match="no payload"):
         await admin.requeue(ids[1])
+    assert await admin.requeueable() == [], "or whoever asks until there are none would do so for ever"
     with pytest.raises(JobNotFound):
         await admin.requeue(4711)
     assert await jobs_left(database) == 0

@@ -32,5 +32,24 @@ async def test_a_discarded_job_of_a_type_without_history_can_be_requeued(databas
     assert [tuple(row) for row in rows] == [(id, "discarded")], "and nothing else is in the history"
 
 
+async def test_a_job_that_was_stored_without_a_payload_can_be_requeued(database: str, admin: Admin) -> None:
+    """As SQL may: the history's NULL stood for a payload that somebody has erased."""
+    registry = Registry()
+    seen: list[None] = []
+
+    @registry.job()
+    async def rebuild(job: Job[None]) -> None:
+        seen.append(job.payload)
+        if len(seen) == 1:
+            raise Discard("not now")
+
+    await fetch(database, "SELECT sidings.enqueue('rebuild', NULL, $1)", ORIGIN)
+    async with running(database, registry, [ORIGIN]):
+        await eventually(lambda: admin_finds_nothing(database), "it has ended")
+        [row] = await admin.requeueable()
+        await admin.requeue(row.job_id)
+        await eventually(lambda: seen == [None, None])
+
+
 async def admin_finds_nothing(database: str) -> bool:
     return not await fetch(database, "SELECT FROM sidings.job")

@@ -226,9 +226,13 @@ async def test_the_newest_job_has_the_most_failures_the_first_start_and_the_last
         assert await ended(database) == {}  # its type leaves no history
 
 
+@pytest.mark.parametrize("payload", ['{"number": 1}', None])
 @pytest.mark.parametrize("statement", ["supersede", "promote"])
-async def test_the_history_tells_of_a_superseded_job_all_that_it_had(database: str, statement: str):
-    """Reports reckon with it, and out of it a person has the job run after all."""
+async def test_the_history_tells_of_a_superseded_job_all_that_it_had(
+    database: str, statement: str, payload: str | None
+):
+    """Reports reckon with it, and out of it a person has the job run after all. NULL are the payloads of jobs that
+    cannot: a job that SQL has stored without one has null."""
     arguments = (["a"], ["locate"], [], 100) if statement == "supersede" else (100, [], None)
     place = "nextval('sidings.job_position')" if statement == "supersede" else "NULL"
     async with connected(database) as connection:
@@ -236,11 +240,13 @@ async def test_the_history_tells_of_a_superseded_job_all_that_it_had(database: s
             f"""INSERT INTO sidings.job (type, origin, "group", policy, priority, attempt, enqueued_at, run_at, headers,
                                          payload, position)
                 SELECT 'locate', '{ORIGIN}', 'a', 1, 7, 3, now() - interval '1 h', now() - interval '1 min',
-                       '{{"correlation_id": "c"}}', '{{"number": 1}}', {place} FROM generate_series(1, 2)"""
+                       '{{"correlation_id": "c"}}', $1::json, {place} FROM generate_series(1, 2)""",
+            payload,
         )
         old = await connection.fetchrow(
             """SELECT id AS job_id, enqueued_at, run_at AS due_at, attempt, priority, type, origin, "group",
-                      headers ->> 'correlation_id' AS correlation_id, payload FROM sidings.job ORDER BY id LIMIT 1"""
+                      headers ->> 'correlation_id' AS correlation_id, coalesce(payload, 'null') AS payload
+               FROM sidings.job ORDER BY id LIMIT 1"""
         )
         me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
         epoch = await connection.fetchval(

@@ -189,8 +189,8 @@ class Admin:
     ) -> list[AttemptRow]:
         """The last attempts of jobs that ended and were not requeued yet, in the order in which they were enqueued.
 
-        So each group keeps its order when they are requeued one after the other. What was requeued is here no more; so
-        ask again until there are none.
+        So each group keeps its order when they are requeued one after the other. What was requeued is here no more, nor
+        is what has succeeded or whose payload was erased; so ask again until there are none.
 
         Args:
             outcomes: Default: discarded, cancelled, superseded.

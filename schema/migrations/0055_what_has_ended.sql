@@ -27,3 +27,27 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'SD003', MESSAGE = format('there is no job %s any more: %s at %s', job, last.outcome, at),
         HINT = 'A job that was discarded, cancelled or superseded can be requeued.';
 END $$;
+
+-- As before, but of a job that was stored without a payload (sidings.enqueue('rebuild', NULL, …), a job of None) null is kept.
+-- No payload at all is what somebody has erased, and is not requeued.
+CREATE OR REPLACE FUNCTION sidings.end_jobs(ids bigint[], its_outcome sidings.outcome, actor text, reason text, its_owner uuid,
+                                 its_epoch bigint, running bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    ended bigint;
+BEGIN
+    WITH gone AS (
+        DELETE FROM sidings.job j WHERE j.id = ANY (ids) RETURNING j.*
+    ), recorded AS (
+        INSERT INTO sidings.job_history (job_id, epoch, enqueued_at, due_at, finished_at, executor, attempt, outcome, priority,
+                                         type, origin, "group", error_class, error_message, correlation_id, payload)
+        SELECT g.id, CASE WHEN g.id = ANY (running) THEN its_epoch END, g.enqueued_at, g.run_at, clock_timestamp(),
+               CASE WHEN g.id = ANY (running) THEN its_owner END, g.attempt, its_outcome, g.priority, g.type, g.origin,
+               g."group", initcap(its_outcome::text), concat_ws(': ', 'by ' || actor, reason),
+               g.headers ->> 'correlation_id', coalesce(g.payload, 'null')
+        FROM gone g
+        RETURNING 1
+    )
+    SELECT count(*) INTO ended FROM recorded;
+    RETURN ended;
+END $$;
