@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -480,9 +481,9 @@ class Executor:
         )
         yield gauge(
             "sidings_orphaned_origins",
-            "Origins where jobs wait and that nobody holds; of neighbours only the first counts.",
+            "Origins where jobs wait and that nobody holds; of neighbours only the first counts. NaN: unknown.",
             ["service"],
-            {service: len(self._upkeep.orphans)},
+            {service: math.nan if (orphans := self._upkeep.orphans) is None else len(orphans)},
         )
         yield gauge(
             "sidings_history_unarchived_seconds",

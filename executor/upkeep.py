@@ -36,7 +36,7 @@ _SECOND_LOOK_SECONDS = 2.0
 class Upkeep:
     """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look; `unarchived`
     that of the oldest day of the history that the archive does not have, NaN as long as nobody knows; `orphans` are
-    origins with jobs that nobody holds, of neighbours only the first."""
+    origins with jobs that nobody holds, of neighbours only the first; None as long as nobody knows."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Upkeep:
         self.held = 0
         self.blocked = 0
         self.unarchived = math.nan
-        self.orphans: list[str] = []
+        self.orphans: list[str] | None = []
         self._suspects: set[str] = set()  # nobody held them at the last look
         self._short: Sequence[_Task] = ()  # what an audit lets have their turn; it may take minutes
         self._warn_at = 0.0  # of days that are not archived, again
@@ -150,11 +150,15 @@ class Upkeep:
     async def look_for_orphans(self) -> None:
         """Note the origins with jobs that nobody has held at two looks, and name new ones in the log: a group that
         rebalances, or a takeover, is over by then."""
-        rows = await self._link.fetch(self._orphans_sql, _ORPHANS_SECONDS)
+        try:
+            rows = await self._link.fetch(self._orphans_sql, _ORPHANS_SECONDS)
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            self.orphans = None  # those of the last look may have long had a holder
+            raise
         found = {row["origin"] for row in rows}
         orphans = sorted(found & self._suspects)
         self._suspects = found
-        if new := [origin for origin in orphans if origin not in self.orphans]:
+        if new := [origin for origin in orphans if origin not in (self.orphans or ())]:
             log.warning(
                 "nobody holds %s, where jobs wait: consume the topic, name it in topics=, or move the jobs "
                 "(docs/administration.md)",

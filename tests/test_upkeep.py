@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 import asyncpg
@@ -20,7 +21,7 @@ from sidings.schema import load_sql
 
 from .admin_support import a_holder, a_job
 from .faulty_proxy import proxied
-from .support import ORIGIN, a_role, connected, eventually, running
+from .support import ORIGIN, a_role, connected, eventually, fetch, running
 
 STORE = """
 INSERT INTO sidings.job (type, origin, payload, position, enqueued_at)
@@ -376,6 +377,23 @@ async def test_orphans_are_looked_for(database: str, monkeypatch):
     async with running(database, Registry()) as executor, connected(database) as connection:
         await connection.execute(STORE, "a/0", 100)
         await eventually(lambda: executor._upkeep.orphans == ["a/0"], "it is found")
+
+
+async def test_while_postgres_is_away_no_orphans_are_told_of(database: str, monkeypatch):
+    """An instance that was cut off told for ever of those of its last look, and the alert stayed."""
+    monkeypatch.setattr(upkeep_module, "_ORPHANS_SECONDS", 0.1)
+    registry = CollectorRegistry()
+
+    def told() -> float | None:
+        return registry.get_sample_value("sidings_orphaned_origins", {"service": "test"})
+
+    async with proxied(database) as proxy, running(proxy.dsn, Registry(), prometheus=registry):
+        await fetch(database, STORE, "a/0", 100)
+        await eventually(lambda: told() == 1, told)
+        proxy.cut()
+        await eventually(lambda: math.isnan(told() or 0), told)
+        proxy.heal()
+        await eventually(lambda: told() == 1, told)
 
 
 async def test_a_task_that_fails_for_long_is_told_of_once_and_keeps_no_other_waiting(database, caplog, monkeypatch):
