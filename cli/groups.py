@@ -40,7 +40,8 @@ async def list_groups(
     if not found:
         note(
             "no group waits for a head that fails, is blocked or paused. Others may stand still behind a job that runs "
-            "for long (`sidings jobs list --state running`), or whose type has a handler in no instance (see the log)"
+            "for long (`sidings jobs list --state running`), whose type has a handler in no instance (see the log), or "
+            "whose type or origin is paused (`sidings pauses`)"
         )
         return
     table(*groups_table(found, session.now))
@@ -74,7 +75,8 @@ async def show(session: Session, origin: Origin, group: Group, limit: Limit = 20
     """The first jobs of one group, in order, and what pauses it."""
     admin = session.admin()
     jobs = await admin.jobs(origin=origin, group=group, limit=limit)
-    pauses = [p for p in await admin.pauses() if p.origin == origin and p.group in (None, group)]
+    types = {job.type for job in jobs}
+    pauses = [p for p in await admin.pauses() if p.type in types or (p.origin == origin and p.group in (None, group))]
     if as_json:
         print_json(session, origin=origin, group=group, jobs=[without_cursor(job) for job in jobs], pauses=pauses)
         return

@@ -280,6 +280,7 @@ async def test_groups_that_wait_for_their_head_are_listed_with_the_cause(databas
     none = (await cli(database, "groups", "list", "--origin", "other/1")).stderr
     assert "`sidings jobs list --state running`" in none, "which is not to say that none stands still"
     assert "has a handler in no instance" in none
+    assert "type or origin is paused (`sidings pauses`)" in none
     await a_job(database, "blocked", group="second")
     for command in (("list", "--limit", 1), ("show", ORIGIN, GROUP, "--limit", 1)):
         result = await cli(database, "groups", *command)
@@ -293,8 +294,10 @@ async def test_groups_that_wait_for_their_head_are_listed_with_the_cause(databas
     await cli(database, "groups", "clear", ORIGIN, odd, "--yes")
     await cli(database, "origins", "pause", ORIGIN, "--because", "look")
     await cli(database, "groups", "pause", ORIGIN, "second", "--because", "not this one")
+    await cli(database, "types", "pause", "ride", "--because", "carrier down")
+    await cli(database, "types", "pause", "bill", "--because", "nor this one")
     shown = await cli_json(database, "groups", "show", ORIGIN, GROUP)
-    assert [pause["reason"] for pause in shown["pauses"]] == ["look"]
+    assert [pause["reason"] for pause in shown["pauses"]] == ["carrier down", "look"]
 
 
 async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_of_the_outbox(database: str):

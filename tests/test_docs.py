@@ -149,10 +149,11 @@ def test_the_dashboard_shows_all_that_alerts_ask_for() -> None:
     assert asked <= set(re.findall(r"sidings_\w+[a-z]", dashboard))
 
 
-def test_the_alert_on_jobs_that_wait_names_too_few_workers() -> None:
-    """Nothing else that it sent people to shows that: no head fails, nothing runs for long, executors are alive."""
+def test_the_alert_on_jobs_that_wait_names_too_few_workers_and_pauses() -> None:
+    """Nothing else that it sent people to shows these: no head fails, nothing runs for long, executors are alive."""
     alert = (ROOT / "docs/alerts.yml").read_text().partition("alert: SidingsJobWaits")[2].partition("- alert:")[0]
     assert "`sidings_ready`" in alert
+    assert "`sidings pauses`" in alert
 
 
 def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> None:
