@@ -65,7 +65,9 @@ async def list_jobs(
     wanted = {"state": a_state(state), "type": type, "origin": origin, "group": group}
     try:
         jobs = await session.admin().jobs(**wanted, limit=limit, after=after)
-    except ActionRefused:
+    except ActionRefused as error:
+        if not str(error).startswith("after="):
+            raise
         raise ConfigurationError(f"--after {after!r}: give what the page before said, with the same filter") from None
     more = jobs[-1].cursor if len(jobs) == limit else None
     if as_json:

@@ -20,7 +20,7 @@ from sidings.jobs.admin import JobCount, JobState
 from .admin_support import GROUP, STATES, a_holder, a_job, a_job_that_left_no_end, some_jobs
 from .cli_support import cli, cli_json, refused
 from .outbox_support import relaying
-from .support import ORIGIN, connected, eventually
+from .support import ORIGIN, a_role, connected, eventually
 
 
 async def execute(dsn: str, *statements: str) -> None:
@@ -183,6 +183,16 @@ async def test_a_word_that_there_is_not_is_a_mistake_of_the_command(
     database: str, arguments: tuple[str, ...], text: str
 ):
     assert text in await refused(database, "jobs", *arguments, exit_code=2)
+
+
+async def test_what_is_refused_for_another_reason_is_not_laid_to_the_page(database: str):
+    """`--after None: give what the page before said`, of half a pair of surrogates, or a missing right."""
+    for after in ((), ("--after", "ordered:0:0:t/0")):
+        assert "--after" not in await refused(database, "jobs", "list", "--type", "\ud800", *after)
+    async with a_role(database) as (role, dsn):
+        await execute(database, f"REVOKE ALL ON ALL TABLES IN SCHEMA sidings FROM {role}")
+        await execute(database, f"GRANT SELECT ON sidings.service, sidings.migration TO {role}")
+        assert "give this one the rights that docs/operations.md names" in await refused(dsn, "jobs", "list")
 
 
 @pytest.mark.parametrize("limit", [0, 10_001])
