@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import Busy, PostgresUnavailable
 from .command import Because, By, Json, Reason, command, group
 from .output import Table, age, note, print_json, table
 from .session import Session
@@ -38,8 +39,13 @@ async def pause(session: Session, type: Type, because: Reason, by: By = None) ->
     admin = session.admin(by)
     await admin.pause(type=type, reason=because)
     typer.echo(f"the type {type} is paused")
-    if not await admin.jobs(type=type, limit=1):
-        note("it has no jobs now: if that is a typing error, resume it; `sidings types list` has the names")
+    try:
+        if await admin.jobs(type=type, limit=1):
+            return
+        doubt = "it has no jobs now"
+    except (Busy, PostgresUnavailable):  # what it says of changes is not meant of the pause, which stands
+        doubt = "whether it has jobs could not be looked up"
+    note(f"{doubt}: if its name is a typing error, resume it; `sidings types list` has the names")
 
 
 @command(app, "resume")

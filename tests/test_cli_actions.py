@@ -1,5 +1,6 @@
 """The command line, acting: what each command changes in the database, writes into the audit, and refuses."""
 
+import re
 from datetime import UTC, datetime
 
 import psycopg
@@ -7,6 +8,7 @@ import pytest
 
 from .admin_support import GROUP, a_holder, a_job, slow_updates, some_jobs, the_job
 from .cli_support import cli, cli_json, refused
+from .faulty_proxy import KINDS, Moment, proxied
 from .support import ORIGIN, connected, fetch, jobs_left, value
 from .test_cli import a_parked_message, execute
 
@@ -302,6 +304,21 @@ async def test_a_pause_of_what_is_not_there_says_that_it_may_be_a_typing_error(d
         for _ in range(2):  # the first leaves a row of the origin
             assert "typing error" in (await cli(database, *command, "--because", "x")).stderr, command
             await cli(database, command[0], "resume", *command[2:])
+
+
+async def test_a_pause_is_told_of_though_it_cannot_be_looked_up_whether_there_are_jobs(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Behind "the type ride is paused" stood an error that nothing had changed: a type without jobs takes as long to
+    look for as all jobs take to read."""
+    monkeypatch.setitem(KINDS, "list", re.compile(r"FROM sidings\.job_overview v\s+WHERE \$3::text IS NULL"))
+    async with proxied(database) as proxy:
+        fault = proxy.arm("list", Moment.BEFORE)
+        result = await cli(proxy.dsn, "types", "pause", "ride", "--because", "x")
+    assert fault.hits == 1
+    assert result.stdout == "the type ride is paused\n"
+    assert result.stderr.startswith("whether it has jobs could not be looked up: ")
+    assert [pause["type"] for pause in (await cli_json(database, "pauses"))["pauses"]] == ["ride"]
 
 
 @pytest.mark.long
