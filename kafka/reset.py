@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndTimestamp
 
 from ..errors import ConfigurationError, KafkaUnavailable, OffsetOutOfRange, PostgresUnavailable
-from ..executor import PostgresSettings, connect
+from ..executor import Link, PostgresSettings, connect
 from ..executor.link import BROKEN
 from ..schema import load_sql
 from . import membership
@@ -212,22 +212,23 @@ async def _must_be_readable(client: AIOKafkaConsumer, tp: TopicPartition, offset
 
 
 async def _load_epochs(postgres: PostgresSettings, topic: str) -> list[asyncpg.Record]:
-    connection = await connect(postgres)
+    link = Link(postgres)
     try:
-        return await connection.fetch(
-            load_sql(__package__, "load_epochs", postgres.schema_name), topic, timeout=postgres.call_seconds
-        )
-    except BROKEN as error:
-        raise PostgresUnavailable(f"the stored offsets could not be read: {error!r}") from error
+        return await link.fetch(load_sql(__package__, "load_epochs", postgres.schema_name), topic)
     finally:
-        connection.terminate()
+        link.drop()
 
 
 async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> list[asyncpg.Record]:
     for attempt in range(_ATTEMPTS):
         connection = await connect(postgres, statement_seconds=_STATEMENT_SECONDS)
         try:
-            return await connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
+            # PgBouncer passes on no level at the start of a session. What fails is undone with the connection.
+            transaction = connection.transaction(isolation="read_committed")
+            await transaction.start()
+            rows = await connection.fetch(sql, *arguments)
+            await transaction.commit()
+            return rows
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:  # nothing has changed
             if attempt + 1 == _ATTEMPTS:
                 raise PostgresUnavailable(f"a lock that is needed was not free, try again: {error}") from error

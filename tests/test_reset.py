@@ -92,6 +92,17 @@ async def test_a_server_that_takes_no_writes_is_said_to_have_reset_nothing(effec
         await a_service(effects, sidings_kafka).reset_offsets(name, "latest", actor="alice")
 
 
+async def test_another_isolation_level_of_the_database_changes_nothing_behind_pgbouncer(effects, topic, sidings_kafka):
+    """It passes no settings of a session on, and each reset was refused, in the words of the function."""
+    name = await topic()
+    await produce(sidings_kafka, name, [0, 1])
+    database = effects.rpartition("/")[2]
+    await fetch(effects, f'ALTER DATABASE "{database}" SET default_transaction_isolation = serializable')
+    service = a_service(PostgresSettings(dsn=effects, pgbouncer=True), sidings_kafka)
+    assert await service.reset_offsets(name, "latest", actor="alice") == [(0, None, 2, 0)]
+    assert await stored_offsets(effects) == {(name, 0): 2}
+
+
 async def test_an_idle_instance_notices_and_reads_on_from_there(effects, topic, sidings_kafka):
     name = await topic(partitions=2)
     service = a_service(effects, sidings_kafka)
