@@ -119,7 +119,6 @@ class Transactional:
         self._on_fenced = on_fenced
         self._on_committed = on_committed
         self._abort_seconds = abort_seconds
-        self._clean = "" if postgres.pgbouncer else CLEAN  # the session is not ours
         self.outages = Outages()
         self.connections = SpareConnections(self._connect)
         self._room = Room()
@@ -288,7 +287,7 @@ class Transactional:
         if connection.is_closed() or not connection.is_in_transaction():  # after COMMIT, the handler's or ours
             connection.terminate()
             return
-        if await self._answered(connection, connection.execute(f"ROLLBACK AND CHAIN; {self._clean}")):
+        if await self._answered(connection, connection.execute(f"ROLLBACK AND CHAIN; {CLEAN}")):
             await self._keep(connection, transaction)
 
     async def _keep(self, connection: asyncpg.Connection, transaction: Any) -> None:
@@ -325,7 +324,7 @@ class Transactional:
         finish = (
             f"RESET ROLE; SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', "
             f"{entry.origin.epoch}, {entry.id}, {entry.attempt}, {now() - started:.6f}, "
-            f"{str(job_type.history).lower()}, {timeline}); COMMIT AND CHAIN; {self._clean}"
+            f"{str(job_type.history).lower()}, {timeline}); COMMIT AND CHAIN; {CLEAN}"
         )
         try:
             async with asyncio.timeout(self._postgres.call_seconds):

@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 from sidings import ConfigurationError, PostgresUnavailable, Service
 from sidings.devstack.fixtures import TopicFactory
 from sidings.devstack.locations import free_port
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, connect
 from sidings.executor.link import Link
+from sidings.executor.transactional import Transactional
 from sidings.jobs import Job, Registry, Retry
 from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import Relay
@@ -27,6 +28,7 @@ from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
 from .outbox_support import emptied, records
 from .support import connected, drained, enqueue, eventually, fetch, running
+from .test_transactional_connections import found_nothing, leaves_traces
 
 
 def find_pgbouncer() -> str:
@@ -215,6 +217,26 @@ async def test_an_executor_that_is_paused_within_a_statement_does_not_keep_its_o
         heir = fleet.spawn("heir", ["t/0"])
         await fleet.finish()
         await heir.stop()
+
+
+@pytest.mark.parametrize("bouncer", ["transaction", "session"], indirect=True)
+async def test_a_job_finds_nothing_that_another_has_left_in_a_session_of_pgbouncers(
+    bouncer: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's setting, role, locks and temporary tables were the next job's. PgBouncer cleans no session in
+    transaction mode, and in session mode only when its client goes."""
+    await reachable(bouncer)
+    registry = Registry()
+    tenant, found = leaves_traces(registry)
+
+    async def pooled(_: Transactional) -> asyncpg.Connection:  # none but these, so that each attempt has the same
+        return await connect(PostgresSettings(dsn=bouncer, pgbouncer=True), for_handlers=True)
+
+    monkeypatch.setattr(Transactional, "_connect", pooled)
+    async with running(database, registry, pgbouncer=True, concurrency=1):
+        await enqueue(database, tenant, [{}] * 2)
+        await drained(database)
+    found_nothing(found)
 
 
 @pytest.mark.long

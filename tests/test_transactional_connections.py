@@ -25,8 +25,9 @@ from .support import ORIGIN, SECONDS, a_role, connected, drained, enqueue, event
 ONCE = Retry(stop=stop_after_attempt(1))  # what counts as a failure ends the job
 
 
-async def test_a_job_finds_nothing_that_the_one_before_it_has_left_in_the_session(database: str) -> None:
-    registry, found = Registry(), list[tuple[object, ...]]()
+def leaves_traces(registry: Registry) -> tuple[Any, list[tuple[object, ...]]]:
+    """A job type that leaves all sorts of things in its session; and what its attempts have found there."""
+    found = list[tuple[object, ...]]()
 
     @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
     async def tenant(job: Job[dict[str, str]]) -> None:
@@ -44,12 +45,23 @@ async def test_a_job_finds_nothing_that_the_one_before_it_has_left_in_the_sessio
         if job.attempt == 1:
             raise ValueError("what is rolled back leaves its locks")
 
-    async with running(database, registry, concurrency=1):
-        await enqueue(database, tenant, [{}] * 2)
-        await drained(database)
+    return tenant, found
+
+
+def found_nothing(found: list[tuple[object, ...]]) -> None:
+    """In the same session each time."""
     assert len(found) == 4
     assert len({pid for pid, *_ in found}) == 1
     assert {tuple(left) for _, *left in found} == {("none", '"$user", public', "", True, "read committed", 0)}
+
+
+async def test_a_job_finds_nothing_that_the_one_before_it_has_left_in_the_session(database: str) -> None:
+    registry = Registry()
+    tenant, found = leaves_traces(registry)
+    async with running(database, registry, concurrency=1):
+        await enqueue(database, tenant, [{}] * 2)
+        await drained(database)
+    found_nothing(found)
 
 
 async def test_an_attempt_whose_connection_the_server_refuses_is_no_failure(database: str) -> None:
