@@ -15,11 +15,13 @@ from .leases import Leased, LeaseEvents, LeaseThread
 from .link import Backoff, Link, check_schema, connect, disk_is_full, rest_after, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
+from .outages import MOST_CONFLICTS, after_conflict
 from .settings import ExecutorSettings, PostgresSettings
 from .transactional import CLEAN
 
 __all__ = [
     "CLEAN",
+    "MOST_CONFLICTS",
     "Backoff",
     "Executor",
     "ExecutorMetrics",
@@ -30,6 +32,7 @@ __all__ = [
     "Link",
     "PostgresSettings",
     "ReadMarks",
+    "after_conflict",
     "check_schema",
     "connect",
     "disk_is_full",

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import asyncpg
+
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import is_error
-from ..jobs.outcome import legible
+from ..jobs.outcome import legible, place_of
 from .clock import now
-from .outages import Outages
+from .outages import Outages, after_conflict
 from .queues import Entry
 from .transactional import Superseded
 
@@ -95,6 +97,10 @@ def _meaning(
             return invalid(job_type, entry, error)
         case PostgresUnavailable() if error.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
+        case asyncpg.SerializationError() if conflicts := outages.conflicts(entry):
+            delay, info = after_conflict(conflicts), ErrorInfo.of(error).at(place_of(error))
+            _tell(entry, f"met a conflict, no failure, again in {delay:.1f} s", info, level=logging.INFO)
+            return Again(OutcomeName.SNOOZED, delay, info)
         case Exception():
             return failed(job_type, entry, error, started)
         case _:
@@ -157,17 +163,17 @@ def _put_off(job_type: JobType[Any], entry: Entry, error: PostgresUnavailable, s
     return outcome
 
 
-def _tell(entry: Entry, what: str, info: ErrorInfo) -> None:
+def _tell(entry: Entry, what: str, info: ErrorInfo, *, level: int = logging.WARNING) -> None:
     # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
     text = legible(f"{info.error_class}: {info.text}")
     group = entry.group if entry.group is None or entry.group.isprintable() else repr(entry.group)
-    log.warning("job %s %s %s: attempt %s %s: %s", entry.id, entry.type, group, entry.attempt, what, text)
+    log.log(level, "job %s %s %s: attempt %s %s: %s", entry.id, entry.type, group, entry.attempt, what, text)
 
 
 def judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
     """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that.
-    Of an outage it is not asked."""
-    if isinstance(result, PostgresUnavailable):
+    Of an outage or a conflict it is not asked."""
+    if isinstance(result, PostgresUnavailable | asyncpg.SerializationError):
         raise result
     try:
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))

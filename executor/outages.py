@@ -1,9 +1,14 @@
-"""Attempts of jobs that met Postgres away, which is no failure of theirs."""
+"""Attempts of jobs that met Postgres away, or a conflict of transactions, which is no failure of theirs."""
+
+import random
 
 from .queues import Entry
 
-__all__ = ["Outages"]
+__all__ = ["MOST_CONFLICTS", "Outages", "after_conflict"]
 
+# In a row, that are no failure. The next one counts as one: nothing goes on for ever unseen, as where a handler itself
+# raises what Postgres raises of a conflict.
+MOST_CONFLICTS = 10
 _MAX_CUTS = 2  # connections that may be lost under one job before it is taken for the cause, as under a message
 _MOST = 10_000  # jobs of which that is remembered
 
@@ -14,6 +19,7 @@ class Outages:
     def __init__(self) -> None:
         self._met: dict[int, int] = {}
         self._cuts: dict[int, int] = {}
+        self._conflicts: dict[int, int] = {}
 
     def met(self, entry: Entry) -> int:
         """One more attempt has. How many did before it."""
@@ -23,6 +29,16 @@ class Outages:
         """One more connection was lost under the job. Whether they are so many that it is taken for the cause: it may
         bring the server down, or something ends what takes as long as it does."""
         return _count(self._cuts, entry.id) > _MAX_CUTS
+
+    def conflicts(self, entry: Entry) -> int:
+        """One more attempt was in conflict with another transaction. How many since one that counts; 0: it counts."""
+        return _count(self._conflicts, entry.id) % (MOST_CONFLICTS + 1)
+
+
+def after_conflict(conflicts: int) -> float:
+    """Seconds until the next attempt after so many: soon, since one of those in conflict has gone through, but not when
+    all others try again."""
+    return random.uniform(0.02, min(2.0, 0.05 * 2**conflicts))
 
 
 def _count(counts: dict[int, int], id: int) -> int:

@@ -90,6 +90,7 @@ class Partition:
         "beyond",
         "calls",
         "careful",
+        "conflicts",
         "cuts",
         "deaf",
         "end",
@@ -136,6 +137,7 @@ class Partition:
         self.failures = 0
         self.first_failure = 0.0
         self.cuts = 0  # how often the connection has broken under its handler
+        self.conflicts = 0  # with other transactions, since it has failed last
         self.left = asyncio.Event()  # no longer aside, whatever its message still waits for
 
     def enter(self, state: State, reason: str = "") -> None:
@@ -169,11 +171,12 @@ class Partition:
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
         self.began, self.undone, self.calls = former.began, former.undone, former.calls
+        self.conflicts = former.conflicts
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""
         if offset != self.next_offset:
-            self.failures = self.cuts = 0
+            self.failures = self.cuts = self.conflicts = 0
             self.unreadable, self.undone = None, False
         self.next_offset = self.end = offset
         self.began = offset if self.began is None else min(self.began, offset)
@@ -196,7 +199,7 @@ class Partition:
         for _ in range(count):
             self.items.popleft()
         self.next_offset, self.undone = offset, False
-        self.failures = self.cuts = 0
+        self.failures = self.cuts = self.conflicts = 0
 
 
 def tell_undecodable(partition: Partition, record: Record, becomes: str, error: object) -> None:

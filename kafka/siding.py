@@ -10,8 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
+import asyncpg
+
 from ..errors import PostgresUnavailable
-from ..executor import Backoff
+from ..executor import MOST_CONFLICTS, Backoff, after_conflict
 from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
 from ..outage import Outage
@@ -102,6 +104,11 @@ class Siding:
             self._not_settled(item, text_of(error))
             self._metrics.postgres_error()
             await set_within(partition.left, _POSTGRES_SECONDS)
+        elif isinstance(error, asyncpg.SerializationError) and partition.conflicts < MOST_CONFLICTS:
+            partition.conflicts += 1
+            delay = after_conflict(partition.conflicts)
+            log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))
+            await set_within(partition.left, delay)
         else:
             await self._failed(partition, item, error, started, where)
 
@@ -134,7 +141,7 @@ class Siding:
             partition.first_failure = started
         elapsed = time.monotonic() - partition.first_failure
         outcome = self._subscription.outcome_of(error, partition.failures, elapsed)
-        partition.failures += 1
+        partition.failures, partition.conflicts = partition.failures + 1, 0
         if isinstance(outcome, Again):
             self._metrics.retried(topic)
             log.warning(

@@ -5,8 +5,10 @@ import logging
 import sys
 import time
 
+import asyncpg
+
 from ..errors import KafkaUnavailable, PostgresUnavailable
-from ..executor import end_if_forked, forks_so_far
+from ..executor import MOST_CONFLICTS, after_conflict, end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
 from ..outage import Outage
@@ -84,13 +86,20 @@ class StatelessHandling:
                     if await set_within(partition.leaving, seconds):
                         return None, None
                     continue
+                failing = partition.failing.setdefault(item.record.offset, Failing(started))
+                if isinstance(error, asyncpg.SerializationError) and failing.conflicts < MOST_CONFLICTS:
+                    failing.conflicts += 1
+                    delay = after_conflict(failing.conflicts)
+                    log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))
+                    if await set_within(partition.leaving, delay):
+                        return None, None
+                    continue
                 self._metrics.failed(topic)
                 told = failure_of(error)
-                failing = partition.failing.setdefault(item.record.offset, Failing(started))
                 if not failing.failures:  # an outage before it is none
                     failing.since = started
                 outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
-                failing.failures += 1
+                failing.failures, failing.conflicts = failing.failures + 1, 0
                 if not isinstance(outcome, Again):
                     log.error("%s: given up after %s attempts: %s", where, failing.failures, legible(told))
                     return None, told

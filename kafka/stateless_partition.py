@@ -21,6 +21,7 @@ class Failing:
 
     since: float
     failures: int = 0
+    conflicts: int = 0  # with other transactions, since the last failure
 
 
 class StatelessPartition(Partition):

@@ -11,7 +11,7 @@ from sidings.executor import Link
 from sidings.kafka.offsets import Move, OffsetStore
 from sidings.schema import load_sql
 
-from .support import connected, eventually
+from .support import SECONDS, connected, eventually
 
 TP = TopicPartition("positions", 0)
 
@@ -50,6 +50,30 @@ async def test_who_is_paused_between_its_offsets_and_its_commit_keeps_the_next_o
             assert await connection.fetchval(limit) == "30s"
     finally:
         await link.close()
+
+
+async def test_offsets_that_move_at_once_are_no_conflict_of_serializable_transactions(database: str):
+    """As a database for money may have them. Of a small table that is analysed Postgres reads all rows, or of several
+    offsets all of its index: whoever has done so is in conflict with all that move another one meanwhile."""
+    advance = load_sql("sidings.kafka", "advance_offsets")
+    moves = [list(range(20)), [5] * 20, [7] * 20, [0] * 20, [None] * 20]
+    async with connected(database) as one, connected(database) as other:
+        await one.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) "
+            "SELECT t, n, 5 FROM unnest('{etas,rides}'::text[]) t, generate_series(0, 19) n; "
+            "ANALYZE sidings.consumer_offset"
+        )
+        for count in (1, 3, 20):
+            async with asyncio.timeout(SECONDS):
+                transactions = [each.transaction(isolation="serializable") for each in (one, other)]
+                for transaction in transactions:
+                    await transaction.start()
+                for connection, topic in ((one, "rides"), (other, "etas")):
+                    arguments = [[topic] * count, *(column[:count] for column in moves)]
+                    assert len(await connection.fetch(advance, *arguments)) == count
+                for transaction in transactions:
+                    await transaction.commit()
+            await one.execute("UPDATE sidings.consumer_offset SET next_offset = 5")
 
 
 ROWS = {

@@ -1,10 +1,12 @@
-"""Handlers that use `service.transaction()`, while their own database is away: no attempt fails of that."""
+"""Handlers that use `service.transaction()`, while their own database is away, and what Postgres undoes because of
+another transaction: no attempt fails of that."""
 
 import asyncio
 import logging
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from sidings import Message, PostgresUnavailable, StaticAssignment, Transaction
 from sidings.executor import PostgresSettings
@@ -244,3 +246,136 @@ async def test_a_message_whose_handler_gets_no_other_connection_has_not_failed(
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
         assert sample(service, "sidings_consumer_errors_total", server="postgres") >= 2
     assert sorted(await numbers(effects)) == [1, 2]
+
+
+async def serializable(dsn: str) -> None:
+    name = urlsplit(dsn).path.strip("/")
+    await fetch(dsn, f'ALTER DATABASE "{name}" SET default_transaction_isolation = serializable')
+
+
+class Skew:
+    """What two transactions at once cannot do at SERIALIZABLE: each adds what the other has counted. at: where Postgres
+    tells one of them, at the earliest."""
+
+    def __init__(self, at: str) -> None:
+        self._calls = 0
+        self._at = at
+        self._both = asyncio.Barrier(2)
+
+    async def __call__(self, tx: Transaction, number: int) -> None:
+        self._calls += 1
+        first = self._calls <= 2
+        assert await tx.fetchval("SHOW transaction_isolation") == "serializable"
+        count = await tx.fetchval("SELECT count(*) FROM effect")
+        if first and self._at == "statement":
+            await self._both.wait()
+        await tx.execute("INSERT INTO effect (number, key) VALUES ($1, $2)", number, str(count))
+        if first and self._at == "commit":
+            await self._both.wait()
+
+
+@pytest.mark.parametrize("at", ["statement", "commit"])
+@pytest.mark.parametrize("transactional", [True, False])
+async def test_jobs_that_are_in_conflict_at_a_stricter_isolation_level_have_not_failed(
+    effects: str, transactional: bool, at: str
+) -> None:
+    """Postgres undoes one of the two, as its normal business there: an attempt was used up, and the job discarded."""
+    await serializable(effects)
+    service, count = of_jobs(effects), Skew(at)
+
+    @service.job(payload=Ride, retry=ONCE, transactional=transactional)
+    async def ride(job: Job[Ride]) -> None:
+        if transactional:
+            await count(job.tx, job.payload.number)
+        else:
+            async with service.transaction() as tx:
+                await count(tx, job.payload.number)
+
+    async with service:
+        await enqueue(effects, ride, [Ride(number=1), Ride(number=2)])
+        await drained(effects)
+    rows = await history(effects, "outcome, error_class")
+    assert [row["outcome"] for row in rows if row["outcome"] != "snoozed"] == ["succeeded"] * 2
+    assert {row["error_class"] for row in rows} == {None, "asyncpg.exceptions.SerializationError"}
+    assert {(row["number"], row["key"]) for row in await fetch(effects, "SELECT number, key FROM effect")} in (
+        {(1, "0"), (2, "1")},
+        {(2, "0"), (1, "1")},
+    )
+
+
+@pytest.mark.parametrize("returned", [False, True])
+async def test_a_job_that_is_in_conflict_for_ever_fails_now_and_then(database: str, returned: bool) -> None:
+    """As where the handler raises by itself what Postgres raises of a conflict: its policy could not end it."""
+    service = of_jobs(database)
+    judging = retry_if_exception_type() | retry_if_result(lambda result: isinstance(result, Exception))
+
+    @service.job(retry=Retry(wait=wait_none(), stop=stop_after_attempt(2), retry=judging))
+    async def ride(job: Job[Ride]) -> object:
+        error = asyncpg.SerializationError("could not serialize access")
+        if returned:
+            return error
+        raise error
+
+    await enqueue(database, ride, [Ride()])
+    attempts = await drain(service, until=100)
+    assert [a.outcome for a in attempts] == [*["snoozed"] * 10, "retried", *["snoozed"] * 10, "discarded"]
+    assert all(0 < (a.delay or 0) <= 2 for a in attempts if a.outcome == "snoozed")
+
+
+@pytest.mark.parametrize("at", ["statement", "commit"])
+async def test_messages_that_are_in_conflict_at_a_stricter_isolation_level_have_not_failed(
+    effects: str, topic: Any, sidings_kafka: str, at: str
+) -> None:
+    """With those of another topic, whose transaction commits first: a sound message was parked after as many attempts
+    as its policy has."""
+    await serializable(effects)
+    service, tried = a_service(effects, sidings_kafka), list[int]()
+    rides, etas = await topic("rides"), await topic("etas")
+
+    @service.consumer(etas)
+    async def on_eta(message: Message[Number], tx: Transaction) -> None:
+        await tx.fetchval("SELECT count(*) FROM effect")
+        await record(message, tx)
+
+    @service.consumer(rides, retry=ONCE)
+    async def on_ride(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.offset)
+        await tx.fetchval("SELECT count(*) FROM effect")
+        if at == "commit":
+            await record(message, tx)
+        if len(tried) < 4:
+            await produce(sidings_kafka, etas, [len(tried)])
+            await eventually(offset_reaches(effects, etas, len(tried)))
+        if at == "statement":
+            await record(message, tx)
+
+    await produce(sidings_kafka, rides, [4])
+    async with service:
+        await eventually(offset_reaches(effects, rides, 1))
+        assert sample(service, "sidings_consumer_failures_total") == 0
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 4
+    assert len(tried) == 4
+    assert await numbers(effects) == [1, 2, 3, 4]
+
+
+async def test_a_message_that_is_in_conflict_for_ever_fails_now_and_then(
+    effects: str, topic: Any, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidings.kafka.siding.after_conflict", lambda conflicts: conflicts / 1_000)
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=Retry(wait=wait_none(), stop=stop_after_attempt(2)))
+    async def on_number(message: Message[Number], tx: Transaction) -> None:
+        if not tried or tried[-1] < 23:  # one in the main line, and twice ten that do not count and one that does
+            tried.append(len(tried) + 1)
+            raise asyncpg.SerializationError("could not serialize access")
+
+    await produce(sidings_kafka, name, [1])
+    async with service:
+        await eventually(offset_reaches(effects, name, 1))
+        assert sample(service, "sidings_consumer_failures_total") == 2
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+        await drained(effects)
+    assert len(tried) == 23

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
@@ -229,6 +230,27 @@ async def test_a_policy_of_so_many_seconds_does_not_count_an_outage_before_the_f
         [partition] = service._life.consumer._stateless.partitions.values()
         await eventually(lambda: partition.failing_since is None, "it fails no more")
     assert tried == [0, 0, 0]
+
+
+async def test_a_conflict_of_a_handlers_transactions_is_no_failure_unless_it_lasts(topic, sidings_kafka, monkeypatch):
+    """As where a database for money has SERIALIZABLE as its default."""
+    monkeypatch.setattr("sidings.kafka.stateless_handling.after_conflict", lambda conflicts: conflicts / 1_000)
+    name, dead = await topic("positions"), await topic("dead")
+    await produce(sidings_kafka, name, [0, 1])
+    service, tried = a_service(sidings_kafka), list[int]()
+
+    @service.consumer(name, stateless=True, retry=Retry(wait=wait_none(), stop=TWICE.stop), dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if message.value.n or len(tried) <= 10:
+            raise asyncpg.SerializationError("could not serialize access")
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2)
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 1
+        assert sample(service, "sidings_consumer_messages_total", result="dead_letter") == 1
+        assert sample(service, "sidings_consumer_failures_total") == 2
+    assert tried == [0] * 11 + [1] * 22
 
 
 async def test_a_rebalance_forgives_no_failure(topic, sidings_kafka):
