@@ -35,7 +35,7 @@ class Producer:
         self._kafka = kafka
         self._settings = settings or OutboxSettings()
         self._senders = Senders(kafka, self._settings)
-        self._packer = Packer("direct")
+        self._packer = Packer("direct", kafka.partitioners)
         self._current: dict[bool, Sender] = {}  # for messages that go together, and for those that go alone
         self._careful_until: dict[str, float] = {}  # by topic; its messages go alone until then
         self._lock = asyncio.Lock()
@@ -187,7 +187,7 @@ class Producer:
                 value=message.value,
                 headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
                 timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
-                partition=self._packer.partition_of(key, partitions),
+                partition=self._packer.partition_of(message.topic, key, partitions),
             )
         except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
             raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error

@@ -55,8 +55,8 @@ class KafkaSettings(Settings):
             one. At most 30.
         dedup_days: How long the ids of messages are remembered, where a consumer says ``dedup=``.
         partitioners: How a topic's producers choose the partition of a key, where it is not as Java does
-            (``"murmur2"``): ``{"positions": "crc32"}``, as librdkafka does. Alike in all instances: the last to connect
-            decides for all.
+            (``"murmur2"``): ``{"positions": "crc32"}``, as librdkafka does. Relay, `service.producer` and dead letters
+            choose as they do. Alike in all instances: the last to connect decides which origin a key has, for all.
 
     Raises:
         ConfigurationError: A value cannot work, or some do not go together; the message names the fields.

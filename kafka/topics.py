@@ -23,7 +23,7 @@ from ..schema import load_sql
 from ..waiting import set_within
 from .message import origin_of
 
-__all__ = ["Partitioner", "Topics", "partition_for"]
+__all__ = ["Partitioner", "Topics", "key_hash", "partition_for"]
 
 log = logging.getLogger("sidings.topics")
 
@@ -47,9 +47,12 @@ def partition_for(key: bytes, partitions: int, partitioner: Partitioner = "murmu
     """The partition that a producer chooses for a key. murmur2: the default of Java and aiokafka (Kafka's
     ``BuiltInPartitioner``); crc32: librdkafka's ``consistent`` and ``consistent_random``, its default.
     ``sidings.partition_for`` in SQL does the same."""
-    if partitioner == "crc32":
-        return zlib.crc32(key) % partitions
-    return (_murmur2(key) & 0x7FFFFFFF) % partitions
+    return key_hash(key, partitioner) % partitions
+
+
+def key_hash(key: bytes, partitioner: Partitioner) -> int:
+    """Of which `partition_for` takes the remainder."""
+    return zlib.crc32(key) if partitioner == "crc32" else _murmur2(key) & 0x7FFFFFFF
 
 
 class Topics:

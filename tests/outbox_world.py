@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any, Self
@@ -955,7 +956,7 @@ class World:
 
     def waiting(self, topics: set[str]) -> list[Stored]:
         stuck = {partition for topic, partition in self.stuck if topic == "a"}
-        place = Packer("test").partition_of
+        place = partial(Packer("test", {}).partition_of, "a")
         return [
             row
             for row in self.primary.committed()

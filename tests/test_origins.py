@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.partitioner import murmur2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -20,6 +21,7 @@ from sidings.jobs import Registry
 from sidings.kafka import Topics, partition_for
 
 from .guide import run
+from .outbox_support import arrived, records
 from .support import SECONDS, Ride, connected, eventually, fetch, value
 from .ways import WAYS, opened
 
@@ -137,6 +139,48 @@ async def test_a_service_remembers_partitions_and_agrees_with_aiokafkas_producer
             await ride.enqueue(tx, Ride(transport="a"))
         await eventually(lambda: seen, "the job at home runs")
     assert seen == [(f"{home}/{zlib.crc32(b'a') % 3}", "a")]
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2", "crc32"])
+async def test_outbox_producer_and_dead_letters_send_a_key_to_the_partition_that_is_its_origin(
+    database: str, sidings_kafka: str, topic: TopicFactory, partitioner: Any
+):
+    """They hashed every key as Java does: in a topic of other producers it was in another partition than theirs, so one
+    group ran in two origins at once."""
+    name, source = await topic("positions", partitions=7), await topic("transports")
+    service = Service(
+        "test",
+        postgres=database,
+        kafka=KafkaSettings(bootstrap=sidings_kafka, partitioners={name: partitioner}),
+        topics=[name],
+        prometheus=CollectorRegistry(),
+    )
+
+    @service.consumer(source, stateless=True, dead_letter=name)
+    async def handle(message: Message[Ride]) -> None: ...
+
+    keys = [f"transport-{n}" for n in range(30)]
+    async with asyncio.timeout(SECONDS), service:
+        await eventually(lambda: value(database, "SELECT true FROM sidings.topic WHERE topic = $1", name))
+        async with service.transaction() as tx:
+            await service.outbox.publish_many(tx, name, [(key, b"outbox") for key in keys])
+            receipt = await service.outbox.publish(tx, name, key="x", partition_key="transport-1", value=b"partition")
+        await service.outbox.published(receipt)
+        for key in keys:
+            await service.producer.send(name, key=key, value=b"producer")
+            await service.producer.send(source, key=key, value=b"letter")
+
+        async def all_have_arrived() -> bool:
+            return await arrived(sidings_kafka, name) == 3 * len(keys) + 1
+
+        await eventually(all_have_arrived)
+        origins = {key.encode(): service.origin_for(key, name) for key in keys}
+    hashes = {key: zlib.crc32(key) if partitioner == "crc32" else murmur2(key) & 0x7FFFFFFF for key in origins}
+    assert origins == {key: f"{name}/{hashed % 7}" for key, hashed in hashes.items()}
+    found = [(record.key, record.value, f"{name}/{record.partition}") for record in await records(sidings_kafka, name)]
+    assert (b"x", b"partition", origins[b"transport-1"]) in found
+    for way in (b"outbox", b"producer", b"letter"):
+        assert {key: origin for key, sent, origin in found if sent == way} == origins, way
 
 
 async def test_while_partition_counts_cannot_be_written_health_says_that_they_are_waited_for(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sidings.kafka.outbox import packing
+from sidings.kafka import topics
 from sidings.kafka.outbox import reader as reader_module
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot, id_of, slot_of
 from sidings.kafka.outbox.packing import Packer
@@ -520,18 +520,18 @@ def test_a_part_of_a_part_takes_no_messages_from_the_others() -> None:
 
 def test_a_long_key_is_hashed_once_however_many_parts_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the event loop, and long keys are not remembered: with 29 parts a read stopped it for seconds."""
-    usual, hashed = packing.murmur2, list[bytes]()
+    usual, hashed = topics._murmur2, list[bytes]()
 
     def murmur2(key: bytes) -> int:
         hashed.append(key)
         return usual(key)
 
-    monkeypatch.setattr(packing, "murmur2", murmur2)
-    backlog, packer, slot = Backlog(100), Packer("test"), Slot(0, "outbox/0", 1)
+    monkeypatch.setattr(topics, "_murmur2", murmur2)
+    backlog, packer, slot = Backlog(100), Packer("test", {}), Slot(0, "outbox/0", 1)
     backlog.add_slot(slot)
     lane = backlog.lane("a")
     for partition in range(29):
-        backlog.split(lane, frozenset({partition}), packer.goes_to({partition}, range(60)))
+        backlog.split(lane, frozenset({partition}), packer.goes_to(lane.topic, {partition}, range(60)))
     keys = [b"%300d" % n for n in range(50)]
     backlog.forward("a", slot, [(n, slot, key, None, None, None, 0, 0) for n, key in enumerate(keys)])
     assert hashed == keys

@@ -30,8 +30,8 @@ async def keys_of(kafka: Any, broker: int) -> set[bytes]:
     async with administering(kafka.bootstrap) as admin:
         [topic] = await admin.describe_topics(["etas"])
     led = {p["partition"] for p in topic["partitions"] if p["leader"] == broker}
-    packer = Packer("test")
-    return {key for n in range(40) if packer.partition_of(key := b"k%d" % n, PARTITIONS) in led}
+    packer = Packer("test", {})
+    return {key for n in range(40) if packer.partition_of("etas", key := b"k%d" % n, PARTITIONS) in led}
 
 
 async def waiting(database: str) -> set[bytes]:

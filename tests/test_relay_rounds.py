@@ -14,9 +14,9 @@ import pytest
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 from sidings.executor import PostgresSettings, now
-from sidings.kafka import KafkaSettings
+from sidings.kafka import KafkaSettings, partition_for
 from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
-from sidings.kafka.outbox.backlog import Backlog, Lane, Slot, id_of, slot_of
+from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot, id_of, slot_of
 from sidings.kafka.outbox.failures import Failed
 from sidings.kafka.outbox.lane_senders import LaneSenders
 from sidings.kafka.outbox.lanes import LaneWorker
@@ -174,7 +174,7 @@ def test_two_messages_of_one_id_in_two_slots_are_two() -> None:
     rows = [(*row, b"k", None, value, None, None, 0) for row, value in zip(slots, values, strict=True)]
     lane.queue.extend(rows)
     ledger = Ledger(lane, lane.take(4), backlog, Mock(spec=Recorder))
-    packed = packing.Packer("test", max_bytes=10).pack(Mock(), ledger.rows)
+    packed = packing.Packer("test", {}, max_bytes=10).pack(Mock(), ledger.rows)
     assert packed.rows == [rows[0], rows[1], rows[3]]
     ledger.accept(rows[:1])
     ledger.refuse(*packed.bad[0])
@@ -355,17 +355,30 @@ def test_a_message_whose_slot_was_lost_is_given_up_once_however_often_its_batch_
 
 
 def test_hashes_are_remembered_of_short_keys_and_of_the_last_long_one() -> None:
-    packer, short, long = packing.Packer("test"), b"transport-1" * 10, b"transport-1" * 100
+    packer, short, long = packing.Packer("test", {}), b"transport-1" * 10, b"transport-1" * 100
     before = sys.getrefcount(short), sys.getrefcount(long)
-    chosen = [packer.partition_of(key, range(64)) for key in (short, long)]
-    packer.partition_of(b"another" * 100, range(64))
+    chosen = [packer.partition_of("etas", key, range(64)) for key in (short, long)]
+    packer.partition_of("etas", b"another" * 100, range(64))
     assert (sys.getrefcount(short), sys.getrefcount(long)) == (before[0] + 1, before[1])
-    assert chosen == [packer.partition_of(key, range(64)) for key in (short, long)]
+    assert chosen == [packer.partition_of("etas", key, range(64)) for key in (short, long)]
 
 
 @pytest.mark.parametrize("key", [b"", b"a", b"transport-1" * 100])
 def test_the_first_message_goes_where_any_other_of_its_key_does(key: bytes) -> None:
-    assert packing.Packer("test").partition_of(key, range(64)) == (murmur2(key) & 0x7FFFFFFF) % 64
+    assert packing.Packer("test", {}).partition_of("etas", key, range(64)) == (murmur2(key) & 0x7FFFFFFF) % 64
+
+
+def test_each_topics_keys_are_hashed_by_its_own_partitioner_wherever_they_are_asked_for() -> None:
+    packer, partitions = packing.Packer("test", {"etas": "crc32"}), range(7)
+    keys = [b"", b"transport-1" * 100, *(b"k%d" % n for n in range(50))]
+    rows: list[Row] = [(n, Slot(0, "outbox/0", 1), key, None, b"x", None, None, 0) for n, key in enumerate(keys)]
+    for topic, partitioner in (("etas", "crc32"), ("positions", "murmur2")) * 2:
+        expected = {key: partition_for(key, 7, partitioner) for key in keys}
+        groups = packer.by_partition(topic, rows, partitions)
+        assert {row[2]: partition for partition, group in groups.items() for row in group} == expected
+        assert {key: packer.partition_of(topic, key, partitions) for key in keys} == expected
+        goes = packer.goes_to(topic, {1, 2}, partitions)
+        assert {row[2] for row in rows if goes(row)} == {key for key in keys if expected[key] in (1, 2)}
 
 
 async def test_a_topic_that_takes_smaller_batches_than_the_relay_makes_soon_gets_no_others(

@@ -1,6 +1,7 @@
 """Whole relays in a simulated world: what no fault, and no coincidence of faults, may do to what is promised."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -173,7 +174,7 @@ def test_partitions_that_take_nothing_hold_up_no_others_either_when_some_are_add
     world.pass_time(30.0)
     while world.writing:
         world.end_one()
-    place = Packer("test").partition_of
+    place = partial(Packer("test", {}).partition_of, "a")
 
     def waiting() -> bool:
         rows = [row for row in world.primary.committed() if row.topic == "a" and row.key]

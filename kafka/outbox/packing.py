@@ -4,12 +4,11 @@ import random
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiokafka.partitioner import murmur2  # pyright: ignore[reportUnknownVariableType]
-
+from ..topics import Partitioner, key_hash
 from .backlog import Row
 from .message import headers_from_text
 
@@ -37,47 +36,54 @@ class Packed:
 class Packer:
     """Chooses partitions as Kafka's own clients do, and fills batches.
 
-    service: stands in the message ids. most: messages of a batch. max_bytes: of a value, a key or headers; a request
-    beyond the broker's own limit would only break the connection, again and again, and a long key takes the event loop.
+    service: stands in the message ids. partitioners: as `KafkaSettings` has them. most: messages of a batch. max_bytes:
+    of a value, a key or headers; a request beyond the broker's own limit would only break the connection, again and
+    again, and a long key takes the event loop.
     """
 
-    def __init__(self, service: str, *, most: int = sys.maxsize, max_bytes: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        service: str,
+        partitioners: Mapping[str, Partitioner],
+        *,
+        most: int = sys.maxsize,
+        max_bytes: int = sys.maxsize,
+    ) -> None:
         self._most = most
         self._id = f"{service}:".encode().replace(b"%", b"%%") + b"%x.%x"
         self._max_bytes = max_bytes
-        self._hashes: dict[bytes, int] = {}
-        self._last_long: tuple[bytes | None, int] = (None, 0)  # each part asks whether a message is its own
+        self._partitioners = partitioners
+        self._hashes: dict[Partitioner, _Hashes] = {
+            "murmur2": _Hashes("murmur2", max_bytes),
+            "crc32": _Hashes("crc32", max_bytes),
+        }
 
-    def partition_of(self, key: bytes | None, partitions: Sequence[int]) -> int:
+    def partition_of(self, topic: str, key: bytes | None, partitions: Sequence[int]) -> int:
         """The partition of a key; any one without."""
         if key is None:
             return random.choice(partitions)
-        return partitions[self._hash(key) % len(partitions)]
+        return partitions[self._hashes_of(topic)[key] % len(partitions)]
 
     def by_partition(
-        self, rows: Sequence[Row], partitions: Sequence[int], avoided: Collection[int] = ()
+        self, topic: str, rows: Sequence[Row], partitions: Sequence[int], avoided: Collection[int] = ()
     ) -> dict[int, list[Row]]:
         """The rows of each partition, in order. Those without a key go to one partition, another for each batch; not to
         one that is avoided, if there is another."""
-        count, hashes = len(partitions), self._hashes
+        count, hashes = len(partitions), self._hashes_of(topic)
         groups: list[list[Row]] = [[] for _ in partitions]
         open = [index for index, partition in enumerate(partitions) if partition not in avoided] if avoided else None
         keyless = groups[random.choice(open or range(count))]
         for row in rows:
             key = row[2] if row[3] is None else row[3]  # the partition key, if it has one
-            if key is None:
-                keyless.append(row)
-                continue
-            hashed = hashes.get(key)
-            groups[(self._hash(key) if hashed is None else hashed) % count].append(row)
+            (keyless if key is None else groups[hashes[key] % count]).append(row)
         return {partition: group for partition, group in zip(partitions, groups, strict=True) if group}
 
-    def goes_to(self, some: Collection[int], partitions: Sequence[int]) -> Callable[[Row], bool]:
+    def goes_to(self, topic: str, some: Collection[int], partitions: Sequence[int]) -> Callable[[Row], bool]:
         """Whether a message's key takes it to one of some partitions."""
 
         def goes(row: Row) -> bool:
             key = row[2] if row[3] is None else row[3]
-            return key is not None and self.partition_of(key, partitions) in some
+            return key is not None and self.partition_of(topic, key, partitions) in some
 
         return goes
 
@@ -120,20 +126,31 @@ class Packer:
             rows = [row for row in rows if row[:2] not in unfit]
         return Packed(batch, all_rows, rows, bad, rest)
 
-    def _hash(self, key: bytes) -> int:
-        hashed = self._hashes.get(key)
-        if hashed is None:
-            if len(key) > self._max_bytes:
-                return 0  # wherever it is, it is not sent
-            if key is self._last_long[0]:
-                return self._last_long[1]
-            hashed = int(murmur2(key)) & 0x7FFFFFFF
-            if len(key) <= _LONG_KEY:
-                if len(self._hashes) >= _REMEMBERED:
-                    self._hashes.clear()
-                self._hashes[key] = hashed
-            else:
-                self._last_long = key, hashed
+    def _hashes_of(self, topic: str) -> "_Hashes":
+        return self._hashes[self._partitioners.get(topic, "murmur2")]
+
+
+class _Hashes(dict[bytes, int]):
+    """Those of keys, by one kind of hash."""
+
+    def __init__(self, partitioner: Partitioner, max_bytes: int) -> None:
+        super().__init__()
+        self._partitioner: Partitioner = partitioner
+        self._max_bytes = max_bytes
+        self._last_long: tuple[bytes | None, int] = (None, 0)  # each part asks whether a message is its own
+
+    def __missing__(self, key: bytes) -> int:
+        if len(key) > self._max_bytes:
+            return 0  # wherever it is, it is not sent
+        if key is self._last_long[0]:
+            return self._last_long[1]
+        hashed = key_hash(key, self._partitioner)
+        if len(key) <= _LONG_KEY:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[key] = hashed
+        else:
+            self._last_long = key, hashed
         return hashed
 
 

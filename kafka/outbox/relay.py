@@ -73,7 +73,9 @@ class Relay:
         self._links = {name: Link(postgres) for name in ("read", "record", "park", "slots", "figures", "amends")}
         self._amends = Amends(self._links["amends"], schema=schema)
         self._senders = Senders(kafka, self.settings)
-        self._packer = Packer(service, most=self.settings.batch_size, max_bytes=self.settings.max_message_bytes)
+        self._packer = Packer(
+            service, kafka.partitioners, most=self.settings.batch_size, max_bytes=self.settings.max_message_bytes
+        )
         self.reader = Reader(
             self._links["read"],
             self.backlog,

@@ -110,7 +110,7 @@ class Rounds:
         try:
             if not groups:
                 await asyncio.sleep(0)  # the next read is sent, before packing takes the event loop
-                groups = self._packer.by_partition(rows, partitions, self.apart())
+                groups = self._packer.by_partition(self.lane.topic, rows, partitions, self.apart())
             while groups:
                 groups = await self._batches(sender, partitions, groups, batches)
                 batches = {}
@@ -153,7 +153,8 @@ class Rounds:
 
     def split(self, partitions: frozenset[int]) -> Lane:
         """These go apart, as `Backlog.split`."""
-        return self._backlog.split(self.lane, partitions, self._packer.goes_to(partitions, self._partitions_now))
+        goes = self._packer.goes_to(self.lane.topic, partitions, self._partitions_now)
+        return self._backlog.split(self.lane, partitions, goes)
 
     def cut(self) -> None:
         """What is under way through the topic's own producer may not be sent again; the round fails."""
@@ -194,7 +195,7 @@ class Rounds:
             await asyncio.sleep(0)
         rows = self.lane.peek(self._most)
         batches: dict[int, Packed] = {}
-        for partition, group in self._packer.by_partition(rows, partitions, self.apart()).items():
+        for partition, group in self._packer.by_partition(self.lane.topic, rows, partitions, self.apart()).items():
             batches[partition] = self._packer.pack(sender.batch(), group)
             await asyncio.sleep(0)  # acknowledgements, and other topics
         self._prepared = _Prepared(sender, partitions, rows, batches)
