@@ -138,6 +138,17 @@ async def test_sql_publishes_into_the_same_slot_as_python(database: str) -> None
     assert slot == its
 
 
+@pytest.mark.parametrize("name", ["", "..", "two words", "x" * 250, '{"id": "' + "x" * 100_000])
+async def test_sql_publishes_to_no_topic_that_kafka_cannot_have(database: str, name: str) -> None:
+    """It would have waited in the outbox until a relay parked it: whoever gave a wrong argument learnt nothing."""
+    async with connected(database) as connection:
+        for call in ("sidings.publish($1, 'k', '1')", "sidings.publish_bytes($1, 'k', '1')"):
+            with pytest.raises(asyncpg.InvalidParameterValueError, match=r"^topic: .{2,102} is no name of") as caught:
+                await connection.execute(f"SELECT {call}", name)
+            assert "Give 1 to 249 letters, digits" in str(caught.value.hint)
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
+
+
 async def test_a_trigger_publishes_each_change_of_a_table(database: str, sidings_kafka: str, topic) -> None:
     etas = await topic("etas")
     async with publishing(database) as (_, connection):

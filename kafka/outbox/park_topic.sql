@@ -1,6 +1,7 @@
 -- Park what waits for a topic which cannot be sent to, in the slots that are ours; fenced like record.sql. Looks at some messages of
 -- each slot, of whatever topic: it would step over millions of another topic's. Tells of each slot after which id to go on; null: that
--- was all, but what is locked by somebody else's transaction, which is parked by a later try.
+-- was all, but what is locked by somebody else's transaction, which is parked by a later try. A name that is longer than any topic's
+-- may be too large for the index: what is parked has its beginning, and the whole in the error.
 -- $1 relay, $2 slots, $3 their origins, $4 epochs, $5 topic, $6 error, $7 how many, $8 ids that Kafka has, $9 after which id of each
 -- slot, $10 how many messages of each slot to look at
 --
@@ -28,7 +29,9 @@ WITH mine AS MATERIALIZED (
         (id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, error)
     SELECT CASE WHEN r.nth > 1 OR EXISTS (SELECT FROM sidings.outbox_parked p WHERE p.id = r.id)
                 THEN nextval('sidings.outbox_id') ELSE r.id END,
-           r.published_at, r.stamped_at, r.slot, r.topic, r.key, r.partition_key, r.value, r.headers, $6
+           r.published_at, r.stamped_at, r.slot, CASE WHEN length(r.topic) > 249 THEN left(r.topic, 248) || '…' ELSE r.topic END,
+           r.key, r.partition_key, r.value, r.headers,
+           CASE WHEN length(r.topic) > 249 THEN $6::text || ': ' || r.topic ELSE $6::text END
     FROM (SELECT x.*, row_number() OVER (PARTITION BY x.id ORDER BY x.slot) AS nth FROM refused x) r
 )
 SELECT count.parked, page.slot,
