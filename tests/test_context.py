@@ -123,6 +123,15 @@ def test_a_published_message_carries_the_current_headers() -> None:
     assert sent == {"a": b"\xff", "Correlation-Id": b"c-1", "traceparent": TRACE.encode()}
 
 
+@pytest.mark.parametrize("given", ["x-request-id", "X-Request-Id", "correlation_id"])
+def test_a_correlation_id_that_is_given_is_the_only_one_of_its_message_under_any_name(given: str) -> None:
+    """The current one came behind it, and of two headers of one name the last counts."""
+    with correlated("c-1", traceparent=TRACE):
+        message = outgoing("t", key="k", value=None, headers={given: "own"}, partition_key=None, timestamp=None,
+                           max_bytes=1_000, correlation_header="x-request-id")  # fmt: skip
+    assert headers_from_text(message.headers) == [(given, b"own"), ("traceparent", TRACE.encode())]
+
+
 # -- jobs ---------------------------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,9 @@ def _with_current(headers: Headers | None, correlation_header: str) -> list[tupl
         pairs: list[tuple[str, object]] = [(name, value) for name, value in given]
     except (TypeError, ValueError):
         raise InvalidMessage(f"headers={headers!r}: give a dict, or pairs of name and value") from None
-    carried = missing_headers(str(name) for name, _ in pairs)
+    names = (str(name) for name, _ in pairs)
+    own = correlation_header.lower()  # the id has whatever name the settings give it
+    carried = missing_headers(CORRELATION_ID if name.lower() == own else name for name in names)
     return pairs + [(correlation_header if name == CORRELATION_ID else name, text) for name, text in carried.items()]
 
 
