@@ -149,6 +149,25 @@ async def test_sql_publishes_to_no_topic_that_kafka_cannot_have(database: str, n
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
 
 
+@pytest.mark.parametrize("verb", ["release", "discard"])
+async def test_a_parked_message_that_a_person_has_decided_on_passes_for_one_that_has_left(
+    database: str, verb: str
+) -> None:
+    """As docs/outbox.md and the docstring say."""
+    async with publishing(database) as (outbox, connection):
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, "etas", key="a", value=b"")
+        await connection.execute(
+            """WITH refused AS (DELETE FROM sidings.outbox RETURNING *)
+            INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error)
+            SELECT id, published_at, slot, topic, key, value, 'too large' FROM refused"""
+        )
+        with pytest.raises(MessageParked):
+            await outbox.published(receipt, timeout=SECONDS)
+        await getattr(outbox, verb)("etas", actor="test")
+        await outbox.published(receipt, timeout=SECONDS)
+
+
 async def test_a_trigger_publishes_each_change_of_a_table(database: str, sidings_kafka: str, topic) -> None:
     etas = await topic("etas")
     async with publishing(database) as (_, connection):

@@ -215,6 +215,8 @@ class Outbox:
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
 
+        Asked after a parked message was released or discarded, it returns as if that had been acknowledged.
+
         Args:
             timeout: Seconds. None: any time.
 
