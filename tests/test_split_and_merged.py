@@ -188,7 +188,8 @@ async def test_one_service_becomes_two(
                     ('bill', '{orders}/1', NULL, 'why'), ('tell', '{rides}/1', NULL, 'why');
                 SELECT sidings.publish('{invoices}', 'last', '{{"n": 0}}'), sidings.publish('{rides}x', 'k', '{{}}')"""
         )
-    jobs = "SELECT id, attempt, failures, position FROM {} WHERE type IN ('bill', $1) ORDER BY id"
+    jobs = """SELECT id, attempt, failures, position IS NULL, rank() OVER (ORDER BY position)
+              FROM {} WHERE type IN ('bill', $1) ORDER BY id"""
     before = await fetch(effects, jobs.format("sidings.job"), f"message:{orders}")
     fences = dict(await fetch(effects, "SELECT origin, epoch FROM sidings.origin"))
     for _ in range(2):  # the second time there is nothing to do
@@ -320,6 +321,62 @@ async def test_a_job_gets_no_number_that_has_been_anothers_where_two_services_be
         bill = await connection.fetchval("DELETE FROM sidings.job RETURNING id")
         await connection.execute("SELECT sidings.requeue_job($1, 'alice')", bill)
     assert await value(database, "SELECT type FROM sidings.job") == "bill"
+
+
+async def test_no_two_jobs_have_one_position_where_two_services_become_one_and_their_order_stays(database):
+    """Each schema numbers its own. Of two jobs at one position a read that ends between them passes one over, and later
+    ones of its group ran before it."""
+    await migrate(database, service="billing", schema="billing")
+    async with connected(database) as connection:
+        await stored(connection, "sidings", "tell", range(5))
+        await stored(connection, "billing", "bill", range(5))
+        before = [await in_order(connection, schema) for schema in ("sidings", "billing")]
+        assert [position for position, *_ in before[0]] == [position for position, *_ in before[1]]
+        await perform(database, "Two services become one")
+        await stored(connection, "sidings", "tell", range(5, 6))
+        found = await in_order(connection, "sidings")
+    assert len({position for position, *_ in found}) == 11
+    assert [job for _, *job in found if job[0] == "tell"] == [["tell", n] for n in range(6)]
+    assert [job for _, *job in found if job[0] == "bill"] == [["bill", n] for n in range(5)]
+
+
+async def test_what_has_come_since_one_service_became_two_goes_behind_what_is_there(database):
+    """Positions were taken twice, and what was published twice with one number ended the statements."""
+    await migrate(database, service="billing", schema="billing")
+    sent = "SELECT convert_from(value, 'UTF8') FROM billing.outbox ORDER BY id"
+    parked = """INSERT INTO {0}.outbox_parked (id, published_at, slot, topic, value, error)
+                SELECT nextval('{0}.outbox_id'), now(), 0, 'invoices', '', ''"""
+    async with connected(database) as connection:
+        for first in (0, 10):
+            for schema, begin in (("sidings", first), ("billing", first + 5)):
+                await stored(connection, schema, "bill", range(begin, begin + 5))
+                await connection.execute(
+                    f"SELECT {schema}.publish('invoices', 'k', to_json($1::int + n)) FROM generate_series(0, 4) n",
+                    begin,
+                )
+                await connection.execute(parked.format(schema))
+                if schema == "sidings" and not first:
+                    await perform(database, "One service becomes two")
+        await perform(database, "One service becomes two")
+        found = await in_order(connection, "billing")
+        expected = [*range(10), *range(15, 20), *range(10, 15)]
+        assert len({position for position, *_ in found}) == 20
+        assert [n for _, _, n in found] == expected
+        assert [int(row[0]) for row in await connection.fetch(sent)] == expected
+        assert await connection.fetchval("SELECT count(*) FROM billing.outbox_parked") == 4
+
+
+async def stored(connection: asyncpg.Connection, schema: str, kind: str, numbers: range) -> None:
+    """Jobs of one group. The first ones then stand last in the table."""
+    for n in numbers:
+        await connection.execute(f"SELECT {schema}.enqueue($1, to_json($2::int), 'orders/0', 'a')", kind, n)
+    changed = f"UPDATE {schema}.job SET priority = 1 WHERE type = $1 AND payload::text::int < $2"
+    await connection.execute(changed, kind, numbers[len(numbers) // 2])
+
+
+async def in_order(connection: asyncpg.Connection, schema: str) -> list[tuple[int, str, int]]:
+    query = f"SELECT position, type, payload::text::int FROM {schema}.job ORDER BY position, id"
+    return [tuple(row) for row in await connection.fetch(query)]
 
 
 async def test_what_was_resumed_after_one_service_had_become_two_stays_so(database):
