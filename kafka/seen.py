@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ __all__ = ["Seen", "SeenUpkeep", "short_id"]
 log = logging.getLogger("sidings.consumer")
 
 _MAINTAIN_SECONDS = 3_600.0
+_OVERDUE_SECONDS = 600.0  # by the clock, for all instances at one time: only one of them makes consumers wait
 _AGAIN_SECONDS = 60.0
 
 
@@ -69,12 +71,12 @@ class SeenUpkeep:
         self._overdue_sql = load_sql(__package__, "overdue_seen", settings.schema_name)
 
     async def run(self) -> None:
-        """Do it every hour, for ever."""
+        """Do it every hour, for ever; sooner where days could not be dropped for long."""
         while True:
             try:
                 await self._link.fetch(self._sql, self._keep_days, datetime.now(UTC).date())
-                await self._look()
-                seconds = _MAINTAIN_SECONDS
+                overdue = await self._look()
+                seconds = _OVERDUE_SECONDS - time.time() % _OVERDUE_SECONDS if overdue else _MAINTAIN_SECONDS
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("the days of message ids could not be maintained, trying again: %s", error)
                 seconds = _AGAIN_SECONDS
@@ -82,18 +84,20 @@ class SeenUpkeep:
                 await self._link.close()
             await asyncio.sleep(seconds)
 
-    async def _look(self) -> None:
-        """Say what could not be dropped, which is left for another time without an error."""
+    async def _look(self) -> bool:
+        """Say what could not be dropped, which is left for another time without an error. Whether there is any."""
         [found] = await self._link.fetch(self._overdue_sql, self._keep_days)
         if found["days"]:
             log.warning(
-                "%s days of message ids, from %s on, are over dedup_days=%s and cannot be dropped: another role owns "
-                "them, a session never lets go of them (pg_stat_activity), or a view depends on them, for which the "
-                "log of Postgres has the reason; or its clock is ahead of this machine's",
+                "%s days of message ids, from %s on, are over dedup_days=%s and cannot be dropped: some handler's "
+                "transaction is always open (stop all instances for a moment, or have slow work done by jobs), a "
+                "session never lets go of them (pg_stat_activity), another role owns them, or a view depends on them, "
+                "for which the log of Postgres has the reason; or its clock is ahead of this machine's",
                 found["days"],
                 found["first"],
                 self._keep_days,
             )
+        return bool(found["days"])
 
 
 def _columns(items: Sequence[Item]) -> tuple[list[bytes | None], list[int], list[int]]:

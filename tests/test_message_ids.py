@@ -1,6 +1,7 @@
 """The SQL beneath dedup: what counts as a duplicate, also around midnight, and what is dropped when."""
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -173,6 +174,53 @@ async def test_in_the_first_hour_of_a_day_the_tables_are_there_that_messages_nee
             await other.execute("SET lock_timeout = '500ms'")
             assert await record(other, ("b", 1, 1), at=at) == []
         assert await days(database) == made
+
+
+async def test_overdue_days_are_waited_for_longer_and_all_go_once_their_users_have_ended(database):
+    """Of consumers with slow handlers one or another always had a transaction open for longer than was waited."""
+    today = datetime.now(UTC).date()
+    async with connected(database) as upkeep, connected(database) as consumer:
+        await upkeep.execute("SELECT sidings.maintain_seen(7)")
+        await upkeep.execute("SELECT sidings.make_seen_day($1::date - n) FROM generate_series(9, 13) n", today)
+        text = await upkeep.fetchval("SELECT pg_get_functiondef('sidings.maintain_seen'::regproc)")
+        assert text.count("interval '2 seconds'") == 2
+        await upkeep.execute(text.replace("interval '2 seconds'", "interval '500 ms'"))  # over before the first is had
+        transaction = consumer.transaction()
+        await transaction.start()
+        await record(consumer, ("a", 0, 1), at=datetime.now(UTC))
+        maintaining = asyncio.create_task(upkeep.execute("SELECT sidings.maintain_seen(7)"))
+        long = """SELECT EXISTS (SELECT FROM pg_locks
+                                 WHERE pid = $1 AND NOT granted AND waitstart < clock_timestamp() - interval '1 s')"""
+        await eventually(lambda: value(database, long, upkeep.get_server_pid()), "it waits for the consumer")
+        await transaction.commit()
+        await maintaining
+    assert not [day for day in await days(database) if day < f"message_seen_{today - timedelta(7):%Y%m%d}"]
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+async def test_overdue_days_are_tried_again_soon_by_all_instances_at_one_time(database, monkeypatch, overdue):
+    """So that one of them makes consumers wait, and not each of them."""
+    naps: list[tuple[float, float]] = []
+
+    async def nap(seconds: float) -> None:
+        naps.append((seconds, time.time()))
+        raise asyncio.CancelledError
+
+    old = datetime.now(UTC).date() - timedelta(days=9)
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.make_seen_day($1)", old)
+        if overdue:
+            await connection.execute(f"CREATE VIEW report AS SELECT count(*) FROM sidings.message_seen_{old:%Y%m%d}")
+    monkeypatch.setattr("sidings.kafka.seen.asyncio.sleep", nap)
+    begun = time.time()
+    with pytest.raises(asyncio.CancelledError):
+        await SeenUpkeep(PostgresSettings(dsn=database), 7).run()
+    [(seconds, ended)] = naps
+    if overdue:
+        assert 0 < seconds <= 600
+        assert (ended + seconds + 0.001) // 600 * 600 >= begun + seconds - 0.001  # a tenth minute of the clock
+    else:
+        assert seconds == 3_600
 
 
 @pytest.mark.parametrize("why", ["a role that owns no tables", "a view"])
