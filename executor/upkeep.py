@@ -105,7 +105,11 @@ class Upkeep:
                 task.at = time + await task.turn()
 
     async def _maintain(self) -> None:
-        await self._link.fetch(self._maintain_sql, self._settings.history_days, datetime.now(UTC).date())
+        try:
+            await self._link.fetch(self._maintain_sql, self._settings.history_days, datetime.now(UTC).date())
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            await self.look_at_history()  # it may say why
+            raise
         await self.look_at_history()
 
     async def look_at_history(self) -> None:

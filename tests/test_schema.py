@@ -957,6 +957,18 @@ async def test_a_day_that_something_depends_on_keeps_no_other_from_being_dropped
         assert dropped not in present
 
 
+async def test_many_old_days_that_are_in_use_do_not_undo_the_days_ahead(undivided: str):
+    """As in a backup: a tenth of a second for each was more than the call has."""
+    async with connected(undivided) as connection, connected(undivided) as backup:
+        old = [await an_old_partition(connection, n) for n in range(10, 80)]
+        async with backup.transaction():
+            await backup.execute(f"LOCK TABLE {', '.join(f'sidings.{name}' for name in old)} IN ACCESS SHARE MODE")
+            await connection.execute("SET statement_timeout = '6s'")
+            await connection.execute("SELECT sidings.maintain(7)")
+        present = await names(connection)
+        assert {*await days(connection, 0, 2), *old} <= set(present)
+
+
 @asynccontextmanager
 async def an_owner(dsn: str) -> AsyncIterator[tuple[str, str]]:
     """A role that may make schemas, and no superuser; and the DSN for it."""

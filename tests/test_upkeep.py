@@ -423,6 +423,16 @@ async def test_a_task_that_fails_for_long_is_told_of_once_and_keeps_no_other_wai
         await eventually(lambda: "and works again" in lines(logging.WARNING)[-1])
 
 
+async def test_what_cannot_be_dropped_is_told_of_also_where_maintenance_fails(database: str, caplog):
+    """Just then somebody looks for the reason."""
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.make_history_day('2020-01-01')")
+        await connection.execute("ALTER FUNCTION sidings.maintain(integer) RENAME TO elsewhere")
+        async with running(database, Registry()):
+            await eventually(lambda: "1 days of the history, from 2020-01-01 on" in caplog.text)
+            await eventually(lambda: "the history could not be maintained, trying again" in caplog.text)
+
+
 async def test_what_retention_cannot_drop_is_told_of(database: str, caplog, monkeypatch):
     """Only the log of Postgres told of it, which most who operate a service never see."""
     async with connected(database) as connection:
