@@ -118,8 +118,8 @@ async def migrate(
         ForeignSchema: Another service owns the schema.
         SchemaTooNew: A newer release has migrated it in a way that this one cannot run with.
         SchemaChanged: An applied migration file was edited.
-        SchemaError: Somebody else's tables are in the way, the server is older than Postgres 15, or it reads SQL in
-            another way; the message says which.
+        SchemaError: Somebody else's tables are in the way, the server is older than Postgres 15, reads SQL in another
+            way, or does not tell its timeline; the message says which.
         ConfigurationError: The name cannot stand in SQL without quotes, the role lacks a right, or the DSN cannot be
             right.
         PostgresUnavailable: Postgres does not answer, may only be read (a standby), or a person has ended the

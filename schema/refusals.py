@@ -81,6 +81,11 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
                 f"the schema {schema!r} in {where} holds something that is not Sidings': {error}: choose a schema of "
                 "its own (schema=..., SIDINGS_SCHEMA)"
             )
+        case asyncpg.ObjectNotInPrerequisiteStateError() if "wal_level" in str(error):  # as Amazon Aurora's
+            return SchemaError(
+                f"{where} tells no position in its WAL: {error}: Sidings has to know the server's timeline; on Amazon "
+                "Aurora, where it has not been tried, set rds.logical_replication = 1 and reboot"
+            )
         case asyncpg.InvalidParameterValueError() | asyncpg.DuplicateColumnError():  # of a directory table
             return SchemaError(f"the schema {schema!r} in {where} cannot be migrated, nothing has changed: {error}")
         case (

@@ -453,6 +453,23 @@ async def test_a_server_that_can_only_be_read_is_said_to_be_one(empty_database: 
         await migrate(standby, service="test")
 
 
+@pytest.mark.parametrize(
+    "text", ["wal_level must be set to logical", "WAL control functions cannot be executed when wal_level < logical"]
+)
+async def test_a_server_that_does_not_tell_its_position_in_the_wal_is_said_to_be_one(empty_database: str, text: str):
+    """Amazon Aurora's, as others have reported its errors."""
+    async with connected(empty_database) as connection:
+        await connection.execute(
+            f"""CREATE SCHEMA aurora;
+                CREATE FUNCTION aurora.pg_current_wal_insert_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS
+                    $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = '{text}'; END $$"""
+        )
+    its = f"{empty_database}?options=-c%20search_path%3Daurora,pg_catalog"
+    with pytest.raises(SchemaError, match=rf"tells no position in its WAL: {text}: .* rds.logical_replication = 1"):
+        await migrate(its, service="test")
+    assert await value(empty_database, "SELECT to_regnamespace('sidings')") is None
+
+
 async def test_a_schema_of_somebody_else_is_left_as_it_is(empty_database: str):
     async with connected(empty_database) as connection:
         await connection.execute("CREATE SCHEMA taken; CREATE TABLE taken.job (id int)")
