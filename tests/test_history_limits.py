@@ -32,7 +32,7 @@ async def limited(database: str, *settings: str) -> None:
             await connection.execute(f"ALTER DATABASE \"{urlsplit(database).path[1:]}\" SET {setting} = '500ms'")
 
 
-@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "statement_timeout", "transaction_timeout"])
 async def test_a_limit_on_transactions_keeps_no_day_out_of_the_archive(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ):
@@ -44,9 +44,14 @@ async def test_a_limit_on_transactions_keeps_no_day_out_of_the_archive(
             time.sleep(1)
         sync(path)
 
+    def slow_sql(package: str, name: str, schema: str = "sidings") -> str:
+        sql = load_sql(package, name, schema)
+        return f"SELECT c.* FROM ({sql}) c, pg_sleep(1)" if name == "count_day" else sql
+
     await stored(database, [an_attempt(1)])
     await limited(database, setting)
     monkeypatch.setattr(MODULE, "_sync", slowly)
+    monkeypatch.setattr(MODULE, "load_sql", slow_sql)
     await archived(database, tmp_path)
     assert jobs(tmp_path) == [1]
 
@@ -65,7 +70,7 @@ def test_a_limit_on_transactions_ends_no_analysis(
         run_all(*arguments)
 
     store(database, [an_attempt(1)])
-    asyncio.run(limited(database, "transaction_timeout"))
+    asyncio.run(limited(database, "statement_timeout", "transaction_timeout"))
     if who == "Spark's connection":
         monkeypatch.setattr(READING, "load_sql", slow_sql)
     else:

@@ -51,8 +51,9 @@ async def connected(dsn: str, schema: str, *, call_seconds: float) -> "Connectio
 
 
 def unlimited(connection: "Connection", scope: Literal["LOCAL", "SESSION"]) -> str:
-    """The statements that lift the role's and the database's limits on transactions, which a large day exceeds."""
-    limits = f"SET {scope} idle_in_transaction_session_timeout = 0"
+    """The statements that lift the role's and the database's limits on statements and transactions, which a large day
+    exceeds."""
+    limits = f"SET {scope} statement_timeout = 0; SET {scope} idle_in_transaction_session_timeout = 0"
     if connection.get_server_version().major >= 17:
         limits += f"; SET {scope} transaction_timeout = 0"
     return limits
