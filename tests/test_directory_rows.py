@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import run
@@ -172,6 +173,49 @@ def test_a_row_with_columns_that_look_like_an_envelope_is_a_row():
     data = {"terminalId": "T", "acquirerId": "a", "op": "c", "after": None, "payload": 1}
     for model in (Acquirer, Optional):
         assert one(rows_of(model), "T", data)[1] is not None
+
+
+UNAVAILABLE = "__debezium_unavailable_value"
+UNAVAILABLE_BYTES = b64encode(UNAVAILABLE.encode()).decode()
+
+
+class Certified(Acquirer):
+    certificate: Any = Field(None, validation_alias="cert")
+
+
+@pytest.mark.parametrize("model", [Certified, Optional, Anything, dict])
+@pytest.mark.parametrize(
+    ("value", "within"),
+    [
+        *((UNAVAILABLE, within) for within in ("", "envelope", "wrapper", "envelope wrapper")),
+        ([UNAVAILABLE], "envelope"),
+        ({UNAVAILABLE: UNAVAILABLE}, "envelope"),
+        (UNAVAILABLE_BYTES, "envelope"),
+    ],
+)
+def test_a_row_that_lacks_a_large_column_does_not_replace_the_whole_one(model: Any, value: Any, within: str):
+    """Postgres does not log a large value that an update has left alone, and Debezium puts this in its place."""
+    column = "acquirer_id" if model is Optional else "cert"
+    data: Any = CAMEL | {column: value}
+    data = envelope("u", None, data) if "envelope" in within else data
+    data = {"schema": SCHEMA, "payload": data} if "wrapper" in within else data
+    changes, ((_, known, bad),) = rows_of(model).read_all([a_record("T", data)])
+    assert (changes, known) == ([], "T")
+    assert bad.reason == (
+        f"Debezium did not know the value of {column}, which is large and was not changed: set REPLICA IDENTITY FULL "
+        "for the table, or its ReselectColumnsPostProcessor in the connector"
+    )
+
+
+@pytest.mark.parametrize("value", [UNAVAILABLE, UNAVAILABLE_BYTES])
+def test_a_large_column_that_does_not_count_may_be_lacking(value: str):
+    row = CAMEL | {"large": value}
+    assert one(rows_of(), "T", row)[1] is not None, "the model does not read it"
+    assert one(rows_of(), "T", envelope("u", None, row))[1] is not None
+    assert one(rows_of(dict), "T", envelope("u", row, CAMEL))[1] is not None, "it was so before"
+    assert one(rows_of(dict), "T", envelope("d", row, None)) == ("T", None)
+    assert one(rows_of(dict), "T", row | {"isActive": False}) == ("T", None), "one that is off need not be valid"
+    assert one(rows_of(dict), "T", CAMEL | {"large": f"not {value}"})[1] is not None
 
 
 def test_bad_records_are_told_and_do_not_stop_the_others():

@@ -41,6 +41,11 @@ KeyOf: TypeAlias = str | Callable[[T], Hashable]
 _JSON_STARTS = frozenset(b'{"')
 _ENVELOPE = frozenset({"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction", "schema"})
 _OPERATIONS = frozenset("crudtm")
+# What Debezium puts in the place of a large value that an update has left alone, since Postgres does not log it then:
+# as text, and as bytes.
+_UNAVAILABLE = "__debezium_unavailable_value"
+_UNAVAILABLE_BYTES = "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
+_LACKING, _LACKING_BYTES = _UNAVAILABLE.encode(), _UNAVAILABLE_BYTES.encode()
 _MAX_REASON = 500  # characters of an error that are kept
 # Of a model, what changes texts, and the several names of a field: JSON Schema has no word for them.
 _FORMS = frozenset({"strip_whitespace", "to_lower", "to_upper", "validation_alias"})
@@ -127,6 +132,7 @@ class Rows(Generic[T]):
         self._key_of = _key_function(topic, key, model)
         self._flags, self._flag_field = _flags(active, model)
         self._look_closer = _look_closer(self._flags, model, self._flag_field)
+        self._columns = _columns(model)
         adapter = None if model is None else adapter_of(model, f"directory {topic!r}")
         # As `validate_json` and `validate_python`, in less time.
         self._validate_json: Any = adapter and adapter.validator.validate_json
@@ -162,7 +168,7 @@ class Rows(Generic[T]):
                 if validate is None or raw is None or not key or key[0] in _JSON_STARTS:
                     add(self.read(record))
                     continue
-                if look_closer is not None and look_closer(raw):
+                if _LACKING in raw or (look_closer is not None and look_closer(raw)):
                     add(self.read(record))
                     continue
                 try:
@@ -197,7 +203,7 @@ class Rows(Generic[T]):
             return None
         if self._decoder is not None:
             return self._by_decoder(self._decoder, record)
-        if self._look_closer is None or not self._look_closer(raw):
+        if _LACKING not in raw and (self._look_closer is None or not self._look_closer(raw)):
             try:
                 return self._active(self._validate_json(raw))
             except ValidationError:
@@ -205,6 +211,8 @@ class Rows(Generic[T]):
         data, path = _unwrap(from_json(raw))
         if data is None or any(data.get(flag) is False or data.get(flag) == 0 for flag in self._flags):
             return None
+        if _LACKING in raw or _LACKING_BYTES in raw:
+            self._check_columns(data)
         return self._active(self._shape(path)(raw))
 
     def key_of(self, row: Row, value: T) -> Hashable:
@@ -219,6 +227,18 @@ class Rows(Generic[T]):
         if value is not None and self._validate_python is not None:
             value = self._validate_python(value)
         return None if any(_member(value, flag) is False for flag in self._flags) else value
+
+    def _check_columns(self, row: Mapping[str, Any]) -> None:
+        """Raises where Debezium did not know a value that is read."""
+        for name, value in row.items():
+            lacking = value in (_UNAVAILABLE, _UNAVAILABLE_BYTES) or (  # of an array and of hstore: inside
+                isinstance(value, list | dict) and _UNAVAILABLE in value
+            )
+            if lacking and (self._columns is None or name in self._columns):
+                raise _Refused(
+                    f"Debezium did not know the value of {name}, which is large and was not changed: set REPLICA "
+                    "IDENTITY FULL for the table, or its ReselectColumnsPostProcessor in the connector"
+                )
 
     def _active(self, value: T) -> T | None:
         """None where the model's own field says so, which may have read ``"no"`` as false."""
@@ -381,6 +401,16 @@ def _tells_rows(model: type[BaseModel]) -> bool:
         if info.is_required() and isinstance(alias, str | None) and not {name, alias} & (_ENVELOPE | {"payload"}):
             return True
     return False
+
+
+def _columns(model: Any) -> frozenset[str] | None:
+    """The names of what a model reads. None: it may read anything."""
+    if not (isinstance(model, type) and issubclass(model, BaseModel)) or issubclass(model, RootModel):
+        return None
+    aliases = {name: info.validation_alias for name, info in model.model_fields.items()}
+    if model.model_config.get("extra") == "allow" or not all(isinstance(a, str | None) for a in aliases.values()):
+        return None
+    return frozenset(filter(None, cast(Iterable[str | None], (*aliases, *aliases.values()))))
 
 
 def _unwrap(data: Any) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
