@@ -331,6 +331,24 @@ def test_each_further_event_of_a_snapshot_leaves_no_timer_behind():
     assert not operator.timers(f"snapshot/{item.id}")
 
 
+@pytest.mark.parametrize("ahead", [0, 1_000_000])
+def test_rows_that_the_source_has_deleted_do_not_stay_though_a_root_is_loaded_again_and_again(ahead: int):
+    """And sooner than its rows are dropped. A row whose time is ahead makes no other one old."""
+    operator = Operator(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=100))
+    told: list[set[str]] = []
+    for second in (10, 70, 130):
+        operator.wait_until(second)
+        rows = {"ahead": "", "same": "", "edited": str(second)} | ({"gone": ""} if second == 10 else {})
+        for type, name in rows.items():
+            (item,) = decoded([header_row(Row("CustomerNames", "REFRESH", CUSTOMER | {"name_type": type, "n": name}))])
+            operator.take([item._replace(at=second * 1_000 + (ahead if type == "ahead" else 0))])
+        (event,) = bodies(operator.wait_until(second + 10))
+        told.append({row["data"]["name_type"] for row in event["rows"]})
+    kept = {"ahead", "same", "edited"}
+    assert told == [kept | {"gone"}, kept | {"gone"}, kept]
+    assert len(operator.spark.peekMapState("parts", f"snapshot/{item.id}")) == len(kept)
+
+
 def test_a_snapshot_that_becomes_again_what_it_was_is_no_repeat():
     """Of a consumer that looks at ids it would be passed over, and what came between would stay."""
     operator = Operator(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=100))

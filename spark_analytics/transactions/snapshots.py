@@ -65,8 +65,8 @@ class Snapshots:
         elif not sent:
             self._quiet.update((changed, True))
             self._handle.registerTimer(later + later % 2)
+            parts = self._young(now)
             # State from before columns' names told parts apart too may have a row once more, under its former part.
-            parts = list(cast(Iterator[tuple[int, str]], self._parts.values()))
             rows = list(dict.fromkeys(row for _, row in parts))
             group, root = cast(list[str], json.loads(id))
             for made in combine_snapshot(self._config, group, root, rows, [at for at, _ in parts]):
@@ -83,6 +83,22 @@ class Snapshots:
         else:
             self._quiet.clear()
             self._parts.clear()
+
+    def _young(self, now: int) -> list[tuple[int, str]]:
+        """The parts; those that no load has brought for so long that the source must have deleted them are dropped.
+
+        By the times of the records: after an outage of the query the whole load is old. A time that is ahead of `now`
+        is wrong, and makes no other part old.
+        """
+        parts = list(cast(Iterator[tuple[tuple[str], tuple[int, str]]], self._parts.iterator()))
+        newest = max((at for _, (at, _) in parts if at <= now), default=0)
+        kept: list[tuple[int, str]] = []
+        for part, (at, row) in parts:
+            if at < newest - _ms(self._config.snapshot_keep_seconds):
+                self._parts.removeKey(part)
+            else:
+                kept.append((at, row))
+        return kept
 
 
 def _offset(item: Item) -> int:
