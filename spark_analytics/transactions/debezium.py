@@ -18,6 +18,7 @@ OPERATIONS: dict[str, Literal["INSERT", "UPDATE", "DELETE", "SNAPSHOT"]] = {
     "d": "DELETE",
     "r": "SNAPSHOT",
 }
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def change(config: Config, body: Json) -> Change:
@@ -26,6 +27,7 @@ def change(config: Config, body: Json) -> Change:
     Raises:
         Malformed: A field is missing or makes no sense.
     """
+    schema = body.get("schema")
     body = _unwrapped(body)
     source = mapping(field_of(body, "source", dict, "the value"), "source")
     connector = source.get("connector")
@@ -47,6 +49,8 @@ def change(config: Config, body: Json) -> Change:
     operation = OPERATIONS[op]
     before = body.get("before")
     data = mapping(field_of(body, "before" if op == "d" else "after", dict, "the value"), "the row")
+    if table in config.group_of:
+        _check_numbers(schema, body)
     return Change(
         table,
         operation,
@@ -85,6 +89,25 @@ def _id(config: Config, id: str) -> str:
 
 def _unwrapped(body: Json) -> Json:
     return mapping(body["payload"], "payload") if body.keys() >= {"schema", "payload"} else body
+
+
+def _check_numbers(schema: object, body: Json) -> None:
+    """Of a decimal number that Connect has written in base64, the schema alone has the scale, which no event has."""
+    for side in _fields(schema):
+        decimals = [column.get("field") for column in _fields(side) if column.get("name") == DECIMAL]
+        row = body.get(cast(str, side["field"])) if decimals and side.get("field") in ("before", "after") else None
+        for name, value in mapping(row or {}, "the row").items():
+            if name in decimals and isinstance(value, str):
+                raise Malformed(
+                    f"{name!r} is a decimal number in base64, without its scale: set decimal.handling.mode=string in "
+                    "the connector"
+                )
+
+
+def _fields(schema: object) -> list[Json]:
+    """Of a struct's schema."""
+    fields = cast(Json, schema).get("fields") if isinstance(schema, dict) else None
+    return [field for field in cast(list[Json], fields) if isinstance(field, dict)] if isinstance(fields, list) else []
 
 
 def _table(config: Config, source: Json) -> str:
