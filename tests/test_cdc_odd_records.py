@@ -1,8 +1,10 @@
 """Records and settings that say what cannot be, and what is told of them."""
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sidings.spark_analytics.transactions.__main__ import main
@@ -11,6 +13,7 @@ from .cdc_support import Row, header_row
 from .test_cdc_combining import CUSTOMER, DEBEZIUM, ROW, TOML, decoded
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
+VARIABLE = "io.debezium.data.VariableScaleDecimal"
 
 
 @pytest.mark.parametrize("operation", ["DELETE", "delete"])
@@ -27,44 +30,78 @@ def test_a_truncate_without_its_transaction_is_told_as_what_it_is():
     assert "set provide.transaction.metadata=true" in (item.row or "")
 
 
-def with_schema(change: Mapping[str, object], **names: str) -> bytes:
+def with_schema(change: Mapping[str, object], scale: str = "2", **names: str) -> bytes:
     """As Connect's converter writes it. names: of the columns' logical types."""
-    columns = [{"type": "bytes", "name": name, "parameters": {"scale": "2"}, "field": c} for c, name in names.items()]
+    columns = [{"type": "bytes", "name": name, "parameters": {"scale": scale}, "field": c} for c, name in names.items()]
     sides = [{"type": "struct", "fields": columns, "optional": True, "field": side} for side in ("before", "after")]
     return json.dumps({"schema": {"type": "struct", "fields": sides}, "payload": ROW | change}).encode()
 
 
+def packed(value: bytes) -> tuple[Any, Any]:
+    """The roots of a record's row, and the row's columns."""
+    (item,) = decoded([value], by=DEBEZIUM)
+    _, ids, row = json.loads(item.row or "")
+    return ids, row["data"]
+
+
+def base64_of(number: int) -> str:
+    return b64encode(number.to_bytes(20, signed=True)).decode()
+
+
 @pytest.mark.parametrize(
-    ("change", "column"),
+    ("unscaled", "scale", "text"),
     [
-        ({"after": CUSTOMER | {"amount": "AMk="}}, "amount"),
-        ({"after": CUSTOMER | {"amount": None}, "before": CUSTOMER | {"amount": "AMk="}, "op": "u"}, "amount"),
-        ({"after": None, "before": CUSTOMER | {"amount": "AMk="}, "op": "d"}, "amount"),
-        ({"after": CUSTOMER | {"amount": "AMk="}, "op": "r", "transaction": None}, "amount"),
-        ({"after": {"customer_id": "Bw=="}}, "customer_id"),
+        (201, "2", "2.01"),
+        (-1, "2", "-0.01"),
+        (0, "2", "0.00"),
+        (7, "0", "7"),
+        (5, "-2", "500"),
+        (10**40 + 1, "10", f"{10**30}.0000000001"),
     ],
 )
-def test_a_number_whose_scale_only_the_schema_has_is_told(change: Mapping[str, object], column: str):
-    """Debezium's default. Nobody could read it in the event; as a key it was a root that there is not."""
-    (item,) = decoded([with_schema(change, **{column: DECIMAL})], by=DEBEZIUM)
-    assert (item.kind, item.part) == ("alert", "bad-record")
-    assert f"'{column}' is a decimal number in base64" in (item.row or "")
-    assert "set decimal.handling.mode=string" in (item.row or "")
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_number_in_base64_is_read_with_its_scale(unscaled: int, scale: str, text: str, variable: bool):
+    """Debezium's default. Only the schema has the scale, which no event has: nobody could read it there."""
+    written = base64_of(unscaled)
+    amount, name = ({"scale": int(scale), "value": written}, VARIABLE) if variable else (written, DECIMAL)
+    value = with_schema({"after": CUSTOMER | {"amount": amount}}, scale, amount=name)
+    assert packed(value)[1] == CUSTOMER | {"amount": text}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"after": CUSTOMER, "before": CUSTOMER | {"amount": "AMk="}, "op": "u"},
+        {"after": None, "before": CUSTOMER | {"amount": "AMk="}, "op": "d"},
+        {"after": CUSTOMER | {"amount": "AMk="}, "op": "r", "transaction": None},
+    ],
+)
+def test_also_of_former_rows_and_of_snapshots(change: Mapping[str, object]):
+    (item,) = decoded([with_schema(change, amount=DECIMAL)], by=DEBEZIUM)
+    assert '"amount":"2.01"' in (item.row or "").replace(" ", "")
+
+
+def test_a_key_in_base64_is_the_root_that_it_is_as_a_number():
+    for key in ("Bw==", 7):
+        assert packed(with_schema({"after": {"customer_id": key}}, "0", customer_id=DECIMAL))[0] == ["7"]
 
 
 @pytest.mark.parametrize(
     ("amount", "name"),
-    [(2.01, DECIMAL), (None, DECIMAL), ("AMk=", "io.debezium.data.Other"), ({"scale": 2, "value": "AMk="}, DECIMAL)],
+    [
+        (2.01, DECIMAL),
+        (None, DECIMAL),
+        ("no base64", DECIMAL),
+        ("AMk=", "io.debezium.data.Other"),
+        ("AMk=", VARIABLE),
+        ({"scale": 10**9, "value": "AMk="}, VARIABLE),
+        ({"scale": None, "value": "AMk="}, VARIABLE),
+        ({"value": "AMk="}, VARIABLE),
+    ],
 )
-def test_a_number_that_can_be_read_passes_with_its_schema(amount: object, name: str):
-    change = {"after": CUSTOMER | {"amount": amount}}
-    assert [item.kind for item in decoded([with_schema(change, amount=name)], by=DEBEZIUM)] == ["transaction"]
-
-
-def test_numbers_of_a_table_in_no_group_need_not_be_read():
-    change = {"after": {"amount": "AMk="}, "source": ROW["source"] | {"table": "Audit"}}
-    (item,) = decoded([with_schema(change, amount=DECIMAL)], by=DEBEZIUM)
-    assert (item.kind, item.row) == ("transaction", None)
+def test_what_is_no_number_in_base64_passes_as_it_is(amount: object, name: str):
+    value = with_schema({"after": CUSTOMER | {"amount": amount}}, amount=name)
+    assert packed(value)[1] == CUSTOMER | {"amount": amount}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ The connector must run with ``provide.transaction.metadata=true``. Values are JS
 Connect's converter puts around them.
 """
 
-from typing import Literal, cast
+from base64 import b64decode
+from decimal import Decimal
+from typing import Any, Literal, cast
 
 from .changes import Change, Malformed, checked_id, field_of, mapping, positive
 from .config import Config
@@ -19,6 +21,8 @@ OPERATIONS: dict[str, Literal["INSERT", "UPDATE", "DELETE", "SNAPSHOT"]] = {
     "r": "SNAPSHOT",
 }
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
+VARIABLE = "io.debezium.data.VariableScaleDecimal"  # each value has its scale
+_MOST_DIGITS = 20_000  # behind the point; Postgres has 16,383
 
 
 def change(config: Config, body: Json) -> Change:
@@ -27,8 +31,7 @@ def change(config: Config, body: Json) -> Change:
     Raises:
         Malformed: A field is missing or makes no sense.
     """
-    schema = body.get("schema")
-    body = _unwrapped(body)
+    body = _with_numbers(body.get("schema"), _unwrapped(body))
     source = mapping(field_of(body, "source", dict, "the value"), "source")
     connector = source.get("connector")
     if connector not in (None, config.connector):
@@ -49,8 +52,6 @@ def change(config: Config, body: Json) -> Change:
     operation = OPERATIONS[op]
     before = body.get("before")
     data = mapping(field_of(body, "before" if op == "d" else "after", dict, "the value"), "the row")
-    if table in config.group_of:
-        _check_numbers(schema, body)
     return Change(
         table,
         operation,
@@ -91,17 +92,31 @@ def _unwrapped(body: Json) -> Json:
     return mapping(body["payload"], "payload") if body.keys() >= {"schema", "payload"} else body
 
 
-def _check_numbers(schema: object, body: Json) -> None:
-    """Of a decimal number that Connect has written in base64, the schema alone has the scale, which no event has."""
+def _with_numbers(schema: object, body: Json) -> Json:
+    """With decimal numbers as text, as with ``decimal.handling.mode=string``: Connect writes them in base64 by default,
+    and their scale into the schema, which no event has."""
     for side in _fields(schema):
-        decimals = [column.get("field") for column in _fields(side) if column.get("name") == DECIMAL]
-        row = body.get(cast(str, side["field"])) if decimals and side.get("field") in ("before", "after") else None
-        for name, value in mapping(row or {}, "the row").items():
-            if name in decimals and isinstance(value, str):
-                raise Malformed(
-                    f"{name!r} is a decimal number in base64, without its scale: set decimal.handling.mode=string in "
-                    "the connector"
-                )
+        name = side.get("field")
+        row = body.get(cast(str, name)) if name in ("before", "after") else None
+        if isinstance(row, dict):
+            row = cast(Json, row)
+            columns = [column for column in _fields(side) if column.get("name") in (DECIMAL, VARIABLE)]
+            if found := {c["field"]: text for c in columns if (text := _number(row, c)) is not None}:
+                body = {**body, cast(str, name): {**row, **found}}
+    return body
+
+
+def _number(row: Json, column: Json) -> str | None:
+    """The text of a decimal number; None where the row has it in a form that can be read, or in none that is known."""
+    try:
+        value: Any = row[cast(str, column["field"])]
+        known: Any = value if column["name"] == VARIABLE else column["parameters"]
+        value, scale = (value["value"] if known is value else value), known["scale"]
+        if not isinstance(value, str) or abs(int(scale)) > _MOST_DIGITS:
+            return None
+        return format(Decimal(f"{int.from_bytes(b64decode(value, validate=True), signed=True)}E{-int(scale)}"), "f")
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return None
 
 
 def _fields(schema: object) -> list[Json]:
