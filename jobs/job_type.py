@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import BaseModel
@@ -346,15 +346,24 @@ class JobType(Generic[P]):
         return cast(list[str], [self._text_of_group(value) for value in values])  # which refuses what is empty
 
     def _text_of_group(self, value: object) -> str | None:
-        if value is None or type(value) is str:
+        if value is None or isinstance(value, str):
             return self.checked_group(value)
-        text = str(value)
+        text = self._decoded(value) if isinstance(value, bytes | bytearray) else _text_of(value)
         if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower() or inspect.isroutine(value):
             raise MissingGroup(
                 f"{self.name!r} runs serially by group, but {self._group!r} gave {text}, which reads otherwise each "
                 "time: let it give a text (call a method, or make it a property; and let it be no async function)"
             )
         return self.checked_group(text)
+
+    def _decoded(self, value: bytes | bytearray) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise MissingGroup(
+                f"{self.name!r} runs serially by group, but {self._group!r} gave bytes that are no UTF-8 ({error}): "
+                "let group= be a function of the payload that gives a text, such as their .hex()"
+            ) from None
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group, and none where the type has groups.
@@ -363,6 +372,8 @@ class JobType(Generic[P]):
             MissingGroup: The type has groups, and this is empty, or None.
             EnqueueError: The type has none, and this is empty: unrelated jobs would wait for each other in it.
         """
+        if isinstance(group, str) and type(group) is not str:  # its class may have another text for it
+            group = _text_of(group)
         if not group and self.grouped:
             raise MissingGroup(
                 f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "
@@ -422,6 +433,13 @@ def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
         if isinstance(payload, Mapping)
         else getattr(payload, group, None)
     )
+
+
+def _text_of(value: object) -> str:
+    """As JSON has it: of an enum's member, its value. Its text in Python may be its name, which nobody else knows."""
+    if isinstance(value, Enum) and isinstance(value.value, str | int | float):
+        value = value.value
+    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 def _policy(name: str, policy: object, group: object) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum, StrEnum
 from typing import Any
 
 import asyncpg
@@ -312,6 +313,72 @@ async def test_a_group_may_be_a_function_of_the_payload(database: str, many: boo
 
     payloads = [Stop(transport=3, place="Riga"), {"transport": 4, "place": "Riga"}]
     assert await stored_groups(database, *payloads, group=by_place, many=many) == ["Riga-1", "Riga-0"]
+
+
+class Carrier(str, Enum):  # noqa: UP042 - StrEnum is another class, and gives another text
+    DHL = "dhl"
+
+
+class Plain(Enum):
+    DHL = "dhl"
+
+
+class Depot(int, Enum):
+    RIGA = 7
+
+
+class Renamed(str, Enum):  # noqa: UP042
+    DHL = "DHL", "dhl"
+
+    def __new__(cls, text: str, value: str):
+        made = str.__new__(cls, text)
+        made._value_ = value
+        return made
+
+
+class Loud(str):
+    def __str__(self) -> str:
+        return self.upper()
+
+
+GROUPS = [
+    *((Carrier.DHL, "dhl"), (Plain.DHL, "dhl"), (Depot.RIGA, "7"), (Renamed.DHL, "dhl"), (Loud("dhl"), "dhl")),
+    *((b"t-1", "t-1"), (bytearray(b"t-1"), "t-1"), (StrEnum("S", {"DHL": "dhl"})["DHL"], "dhl"), (1.5, "1.5")),
+]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
+@pytest.mark.parametrize(("key", "group"), GROUPS, ids=repr)
+async def test_bytes_and_members_of_enums_are_groups_by_what_is_stored(database: str, key: Any, group: str, many: bool):
+    """They were by their text in Python, as `b't-1'` or `Carrier.DHL`: another group than that of the same text."""
+    payloads = [{"transport": key}, {"transport": group}]
+    assert await stored_groups(database, *payloads, model=dict[str, Any], many=many) == [group] * 2
+    rows = await fetch(database, ROWS)
+    assert {str(json.loads(row["payload"])["transport"]) for row in rows} == {group}
+
+
+@pytest.mark.parametrize("key", [key for key, _ in GROUPS if isinstance(key, str)], ids=repr)
+async def test_a_group_that_is_given_is_the_one_that_the_payload_yields(database: str, key: str):
+    ride = declare()
+    async with connected(database) as connection, connection.transaction():
+        await ride.enqueue(connection, Ride(), origin=ORIGIN, group=key)
+    assert [row["group"] for row in await fetch(database, ROWS)] == ["dhl"]
+
+
+async def test_bytes_without_a_byte_are_no_group(database: str):
+    with pytest.raises(MissingGroup, match="gave ''"):
+        await stored_groups(database, {"transport": b""}, model=dict[str, Any])
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
+async def test_bytes_that_are_no_text_are_no_group(database: str, many: bool):
+    class Scan(BaseModel):
+        model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+        code: bytes
+
+    with pytest.raises(MissingGroup, match=r"'code' gave bytes that are no UTF-8 .* \.hex\(\)"):
+        await stored_groups(database, Scan(code=b"\xff"), model=Scan, group="code", many=many)
 
 
 async def test_a_plain_dict_type_is_grouped_by_key(database: str):
