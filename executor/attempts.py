@@ -11,7 +11,7 @@ import asyncpg
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
-from ..jobs.middleware import is_error
+from ..jobs.middleware import error_in
 from ..jobs.outcome import legible, place_of
 from .clock import now
 from .outages import Outages, after_conflict
@@ -173,15 +173,16 @@ def _tell(entry: Entry, what: str, info: ErrorInfo, *, level: int = logging.WARN
 def judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
     """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that.
     Of an outage or a conflict it is not asked."""
-    if isinstance(result, PostgresUnavailable | asyncpg.SerializationError):
-        raise result
+    error = error_in(result)
+    if isinstance(error, PostgresUnavailable | asyncpg.SerializationError):
+        raise error
     try:
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
     if rejected is None:
-        if is_error(result):
-            raise result
+        if error is not None:
+            raise error
         return SUCCEEDED
     outcome = _fitting(entry, rejected)
     _tell_failed(entry, outcome, outcome.error or ErrorInfo.from_text("ResultRejected", ""))

@@ -421,7 +421,7 @@ class Workers:
             elif self._middleware:
                 result = await self._handle_inside(worker, job_type, jobs, jobs)
             elif job_type.is_async:
-                result = await completed(await cast(Any, job_type.handler)(jobs))
+                result = await completed(await cast(Any, job_type.handler)(jobs), listed=True)
             else:
                 result = await self._handle_plain(worker, job_type, jobs)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
@@ -442,13 +442,14 @@ class Workers:
         if not job_type.is_async:
             handler = partial(self._handle_plain, worker, job_type, argument)
         call = Call(job_type.name, jobs[0].origin, jobs=jobs)
-        return await call_through(self._middleware, call, handler, judged=job_type.judges_results)
+        judged, listed = job_type.judges_results, job_type.batch is not None
+        return await call_through(self._middleware, call, handler, judged=judged, listed=listed)
 
     async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """Call a plain function, with a job or with a list of them."""
         handler = cast(Callable[[Any], object], job_type.handler)
         result = await self._threads.call(worker, job_type.name, handler, argument)
-        return await completed(result, judged=job_type.judges_results)
+        return await completed(result, judged=job_type.judges_results, listed=job_type.batch is not None)
 
     def _raised(
         self, worker: Worker, job_type: JobType[Any], entry: Entry, error: BaseException, started: float

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error"]
+__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "error_in", "is_error"]
 
 
 _ITEMS = (list, tuple, set, frozenset)  # asyncio.wait returns two sets in a tuple
@@ -51,8 +51,10 @@ class Next(Protocol):
 Middleware = Callable[[Call, Next], Awaitable[object]]
 
 
-async def call_through(middleware: Sequence[Middleware], call: Call, handler: Next, *, judged: bool = False) -> object:
-    """Call `handler` inside of all of these, and return what it returned. judged: as in `completed`.
+async def call_through(
+    middleware: Sequence[Middleware], call: Call, handler: Next, *, judged: bool = False, listed: bool = False
+) -> object:
+    """Call `handler` inside of all of these, and return what it returned. judged, listed: as in `completed`.
 
     What the handler returns or raises is what counts; a middleware changes it only by raising something else. So none
     can make a failed job, or one that has not run, pass for a successful one by mistake.
@@ -62,16 +64,16 @@ async def call_through(middleware: Sequence[Middleware], call: Call, handler: Ne
     async def layer(number: int) -> object:
         if number < len(middleware):
             return await _run(middleware[number], call, partial(layer, number + 1))
-        return await completed(await handler(), judged=judged)
+        return await completed(await handler(), judged=judged, listed=listed)
 
     return await layer(0)
 
 
-async def completed(result: object, *, judged: bool = False) -> object:
+async def completed(result: object, *, judged: bool = False, listed: bool = False) -> object:
     """What a handler comes to, of which this was returned: behind a decorator that does not await it, it has not begun
     when that returns; nor need what it has handed to threads or another event loop have ended. An error that it
-    returns, as those of lists do, it means to raise: nothing has succeeded. judged: it is handed on, to a retry policy
-    that judges what handlers return."""
+    returns, by itself or in a list, it means to raise: nothing has succeeded. judged: it is handed on, to a retry
+    policy that judges what handlers return. listed: a list is handed on, of which each item is one job's."""
     if _is_plain(type(result)):  # mostly None: this is asked of each message
         return result
     while inspect.isawaitable(result) or isinstance(result, Future):
@@ -84,8 +86,8 @@ async def completed(result: object, *, judged: bool = False) -> object:
         )
     if (error := not_run(result)) is not None:
         raise error
-    if is_error(result) and not judged:
-        raise result
+    if not judged and (returned := error_in(result, listed=listed)) is not None:
+        raise returned
     return result
 
 
@@ -143,6 +145,18 @@ def _has_ended(result: object) -> "TypeGuard[Future[object]]":
 def is_error(result: object) -> TypeGuard[BaseException | type[BaseException]]:
     """Whether this could be raised: an error, or a class of errors."""
     return isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException))
+
+
+def error_in(result: object, *, listed: bool = False) -> BaseException | type[BaseException] | None:
+    """The error that a handler has returned, or the first one in its list, as a gather gives it. listed: as in
+    `completed`."""
+    if is_error(result):
+        return result
+    if listed or not isinstance(result, list | tuple):
+        return None
+    items = cast(Sequence[object], result)
+    kinds = {kind for kind in set(map(type, items)) if issubclass(kind, (BaseException, type))}  # as in `not_run`
+    return next((each for each in items if type(each) in kinds and is_error(each)), None) if kinds else None
 
 
 async def _run(middleware: Middleware, call: Call, inner: Next) -> object:

@@ -4,14 +4,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tenacity import stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.handlers import bare, check_listed, check_no_method
-from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
+from ..jobs.middleware import Call, Middleware, call_through, completed
 from ..jobs.payloads import adapter_of
 from .calling import shown, told_of, working_on
 from .checks import can_be_called, check_count, check_function, check_seconds
@@ -133,13 +133,9 @@ class Subscription(Generic[T]):
         """Run the handler inside of the service's middleware: with the list, or with the only message."""
         if self.middleware:
             call = Call(self.topic, messages[0].origin, messages=messages, tx=tx)
-            result = await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
+            await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
         else:
-            result = await completed(await self.call_handler(messages, tx))
-        if isinstance(result, list | tuple) and self.takes_lists(messages[0]):
-            for each in cast(Sequence[object], result):
-                if is_error(each):  # of a message, as handlers of lists of jobs return theirs: none has succeeded
-                    raise each
+            await completed(await self.call_handler(messages, tx))
 
     def call_handler(self, messages: list[Message[T]], tx: Transaction) -> Awaitable[object]:
         """Run the handler itself."""
@@ -156,10 +152,6 @@ class Subscription(Generic[T]):
     def batch_of(self, message: Message[Any] | None) -> int:
         """Most messages in one call of the handler that takes `message`."""
         return self.batch or 1
-
-    def takes_lists(self, message: Message[Any]) -> bool:
-        """Whether the handler that takes `message` gets it in a list, be it of one."""
-        return self.batch is not None
 
     @property
     def largest_batch(self) -> int:

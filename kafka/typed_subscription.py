@@ -139,11 +139,6 @@ class TypedSubscription(Subscription[Any]):
         route = None if message is None else self._routes.get(message.type)
         return 1 if route is None else route.batch_of(message)
 
-    def takes_lists(self, message: Message[Any]) -> bool:
-        """Whether the handler of its type takes lists."""
-        route = self._routes.get(message.type)
-        return route is not None and route.takes_lists(message)
-
     @property
     def largest_batch(self) -> int:
         """Most messages in any call."""

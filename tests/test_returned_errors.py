@@ -13,7 +13,7 @@ from sidings import Discard, Snooze
 from sidings.jobs import Job, Registry, Retry
 from sidings.jobs.middleware import completed
 from sidings.testing import drain
-from tenacity import stop_after_attempt
+from tenacity import retry_if_exception_type, retry_if_result, stop_after_attempt
 
 from .support import Ride, enqueue
 
@@ -45,6 +45,71 @@ async def test_an_error_that_is_returned_is_no_success(database: str, kind: str,
     job_type = registry.job(name="ride", payload=Ride, **options)(handler)
     await enqueue(database, job_type, [Ride(), Ride()])
     assert [attempt.outcome for attempt in await drain(database, registry)] == [outcome] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(Discard("no"), "discarded"), (ValueError, "retried"), (Snooze(60), "snoozed")], ids=repr
+)
+@pytest.mark.parametrize(
+    "kind", ["async", "plain", "transactional", "in middleware", "judged", "judged, transactional"]
+)
+async def test_an_error_in_what_a_handler_of_one_job_returns_is_no_success(
+    database: str, kind: str, error: Any, outcome: str
+) -> None:
+    """As a gather with `return_exceptions=True` gives it: the job counted as done, and was gone."""
+    registry, seen = Registry(), list[object]()
+
+    async def around(call: Any, call_next: Any) -> None:
+        try:
+            await call_next()
+        except Exception as raised:
+            seen.append(type(raised))
+            raise
+
+    async def ride(job: Job[Ride]) -> object:
+        return [None, error, KeyError("later")]
+
+    if kind == "in middleware":
+        registry.middleware.append(around)
+    none = retry_if_exception_type() | retry_if_result(lambda result: result is None)
+    retry = Retry(retry=none) if "judged" in kind else None
+    handler: Any = {"plain": lambda job: (None, error)}.get(kind, ride)
+    registry.job(name="ride", payload=Ride, transactional="transactional" in kind, retry=retry)(handler)
+    await enqueue(database, registry["ride"], [Ride()])
+    assert [attempt.outcome for attempt in await drain(database, registry)] == [outcome]
+    assert seen == ([error if isinstance(error, type) else type(error)] if kind == "in middleware" else [])
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_an_error_in_the_list_of_a_batch_is_that_of_one_job(database: str, wrapped: bool) -> None:
+    registry, seen = Registry(), list[object]()
+
+    async def around(call: Any, call_next: Any) -> None:
+        seen.append(await call_next())
+
+    if wrapped:
+        registry.middleware.append(around)
+    no = Discard("no")
+
+    @registry.job(batch=10)
+    async def rides(jobs: list[Job[Ride]]) -> list[object]:
+        return [no if job.payload.transport == "b" else None for job in jobs]
+
+    await enqueue(database, rides, [Ride(transport=name) for name in "abc"])
+    outcomes = [attempt.outcome for attempt in await drain(database, registry)]
+    assert sorted(outcomes) == ["discarded", "succeeded", "succeeded"]
+    assert seen == ([[None, no, None]] if wrapped else [])
+
+
+async def test_what_is_no_error_in_a_list_is_a_success(database: str) -> None:
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> object:
+        return [None, int, "an error", {"error": ValueError("as data")}]
+
+    await enqueue(database, ride, [Ride()])
+    assert [attempt.outcome for attempt in await drain(database, registry)] == ["succeeded"]
 
 
 async def test_a_class_of_errors_that_cannot_be_made_is_a_failure(database: str) -> None:

@@ -1,4 +1,4 @@
-"""Handlers of lists of messages that return an error for one of them, as handlers of lists of jobs do."""
+"""Handlers of messages that return an error, or several in a list, as handlers of lists of jobs do."""
 
 import pytest
 from sidings import Discard, Message, Transaction
@@ -52,13 +52,37 @@ async def test_also_where_one_type_of_the_topic_is_handled_in_lists(effects, top
     @events.on("handled", model=Number)
     async def handle(message: Message[Number], tx: Transaction) -> list[object]:
         await record(message, tx)
-        return [ValueError("no")]  # which means nothing where there is no list
+        return [ValueError("no") if message.value.n == 3 else None]
 
-    for number, type in enumerate((b"refused", b"handled"), start=1):
-        await produce_raw(sidings_kafka, name, as_json(number), key=type, headers=[("type", type)])
+    for number, type in enumerate((b"refused", b"handled", b"handled"), start=1):
+        await produce_raw(sidings_kafka, name, as_json(number), key=b"%d" % number, headers=[("type", type)])
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        assert await numbers(effects) == [2]
+        assert len(await fetch(effects, "SELECT id FROM sidings.job")) == 2
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_an_error_in_what_a_handler_of_one_message_returns_is_its_failure(effects, topic, sidings_kafka, wrapped):
+    """As a gather with `return_exceptions=True` gives it: the message passed for handled."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    if wrapped:
+
+        @service.middleware
+        async def around(call, call_next):
+            await call_next()
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> list[object]:
+        await record(message, tx)
+        return [None, ValueError("no") if message.value.n == 1 else None]
+
+    await produce(sidings_kafka, name, [0], key="a")
+    await produce(sidings_kafka, name, [1], key="b")
     async with service:
         await eventually(offset_reaches(effects, name, 2))
-        assert await numbers(effects) == [2]
+        assert await numbers(effects) == [0]
         assert len(await fetch(effects, "SELECT id FROM sidings.job")) == 1
 
 

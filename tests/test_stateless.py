@@ -229,6 +229,22 @@ async def test_an_error_that_cannot_be_shown_goes_to_the_dead_letters_too(topic,
     assert dict(letter.headers)["sidings-error"].startswith(b"Unshowable: its text cannot be shown: AttributeError")
 
 
+async def test_an_error_in_what_a_handler_returns_is_its_failure(topic, sidings_kafka):
+    """As a gather with `return_exceptions=True` gives it: the message passed for handled."""
+    name, dead = await topic("positions"), await topic("dead")
+    await produce(sidings_kafka, name, range(3))
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> list[object]:
+        return [None, ValueError("no") if message.value.n == 1 else None]
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 3)
+    (letter,) = await everything(sidings_kafka, dead)
+    assert dict(letter.headers)["sidings-error"].startswith(b"ValueError: no")
+
+
 async def test_nothing_is_lost_while_the_dead_letter_topic_refuses_them(topic, sidings_kafka, monkeypatch):
     """The topic takes no message of that size: the partition stands still, says so, and goes on when it is mended."""
     monkeypatch.setattr("sidings.kafka.stateless_handling._DEAD_LETTER_SECONDS", (0.05, 0.05))
