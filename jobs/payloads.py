@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import is_dataclass
 from functools import cached_property, partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json
 
 from ..errors import ConfigurationError, InvalidPayload
@@ -48,7 +48,11 @@ _LONG = 400  # bytes: what is shorter is nested by 200 at most
 
 
 def adapter_of(model: Any, what: str, argument: str = "model") -> TypeAdapter[Any]:
-    """What validates a `model`. Raises `ConfigurationError` where pydantic can make nothing of it."""
+    """What validates a `model`. Raises `ConfigurationError` where pydantic can make nothing of it, or anything."""
+    if _is_open(model):
+        raise ConfigurationError(
+            f"{what}: {argument}={model!r}: a TypeVar names no model, anything would fit: give {argument}=YourModel"
+        )
     try:
         adapter = TypeAdapter[Any](model)
         adapter.rebuild(raise_errors=True)
@@ -57,6 +61,13 @@ def adapter_of(model: Any, what: str, argument: str = "model") -> TypeAdapter[An
         remedy = f"give a type that pydantic can validate: {why}"
         raise ConfigurationError(f"{what}: {argument}={model!r}: {remedy}") from error
     return adapter
+
+
+def _is_open(model: Any) -> bool:
+    """Whether a TypeVar stands in it. A generic class without its arguments is one of anything, as it says."""
+    is_model = isinstance(model, type) and issubclass(model, BaseModel)
+    arguments: tuple[Any, ...] = model.__pydantic_generic_metadata__["args"] if is_model else get_args(model)
+    return isinstance(model, TypeVar) or any(map(_is_open, arguments))
 
 
 class Payloads(Generic[P]):

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from secrets import token_hex
 from traceback import format_exception
-from typing import Any, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import asyncpg
 import pytest
@@ -298,6 +298,51 @@ def test_what_a_declaration_cannot_use_is_named_there(declare, text):
     """Python's and pydantic's own errors told of it, or only those of Postgres, at the first enqueue."""
     with pytest.raises(ConfigurationError, match=text):
         declare(a_declaration())
+
+
+T = TypeVar("T")
+AnyRide = TypeVar("AnyRide", bound=Ride)
+
+
+class Box(BaseModel, Generic[T]):
+    held: T
+
+
+async def a_job_of_any(job: Job[T]) -> None: ...
+async def a_job_of_rides(job: Job[AnyRide]) -> None: ...
+async def a_job_of_some(job: Job[list[T | None]]) -> None: ...
+async def a_job_of_boxes(job: Job[dict[str, Box[AnyRide]]]) -> None: ...
+async def a_batch_of_any(jobs: list[Job[AnyRide]]) -> None: ...
+async def any_message(message: Message[T], tx: Transaction) -> None: ...
+async def any_lone_message(message: Message[Annotated[AnyRide, "a ride"]]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "text"),
+    [
+        (lambda service: service.job()(a_job_of_any), "a_job_of_any: payload=~T: .* TypeVar .*give payload=YourModel"),
+        (lambda service: service.job()(a_job_of_rides), "a_job_of_rides: payload=~AnyRide: .*give payload=YourModel"),
+        (lambda service: service.job()(a_job_of_some), "a_job_of_some: payload=list.*~T.*give payload=YourModel"),
+        (lambda service: service.job()(a_job_of_boxes), "a_job_of_boxes: payload=dict.*give payload=YourModel"),
+        (lambda service: service.job(batch=9)(a_batch_of_any), "a_batch_of_any: payload=~AnyRide: .*=YourModel"),
+        (lambda service: service.consumer("a")(any_message), "a: model=~T: .*give model=YourModel"),
+        (lambda service: service.consumer("a", **STATELESS)(any_lone_message), "a: model=.*~AnyRide.*=YourModel"),
+        (lambda service: service.topic("a", type_field="t").on("b")(any_message), "a: model=~T: .*=YourModel"),
+        (lambda service: service.directory("a", model=T), "'a': model=~T: .*give model=YourModel"),
+    ],
+)
+def test_a_type_variable_is_no_model(declare, text):
+    """To pydantic it is `Any`: the handler got a dict, or with a bound `enqueue` raised an AttributeError."""
+    with pytest.raises(ConfigurationError, match=text):
+        declare(a_declaration())
+
+
+def test_a_handler_of_any_model_can_be_declared_with_one():
+    service = a_declaration()
+    assert service.job(payload=Ride)(a_job_of_rides).load('{"id": "a"}') == Ride(id="a")
+    assert service.job(payload=Box[Ride], name="b")(a_job_of_any).load('{"held": {"id": "a"}}').held == Ride(id="a")
+    service.job(payload=Box, name="c")(a_job_of_any)  # of anything
+    service.consumer("a", model=Ride)(any_message)
 
 
 def test_partial_functions_are_handlers_and_without_a_model_they_are_refused_with_a_word():
