@@ -193,8 +193,14 @@ async def _run(middleware: Middleware, call: Call, inner: Next) -> object:
 
 def check_middleware(middleware: Middleware) -> None:
     """Raises `ConfigurationError` for what cannot be one."""
-    function: object = middleware if inspect.isroutine(middleware) else getattr(middleware, "__call__", None)  # noqa: B004
-    if not inspect.iscoroutinefunction(function) or len(inspect.signature(middleware).parameters) != 2:
+    fits = inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(
+        getattr(middleware, "__call__", None)  # noqa: B004 - an object with an async __call__
+    )
+    try:
+        inspect.signature(middleware, follow_wrapped=False).bind(None, None)
+    except (TypeError, ValueError):  # ValueError: a partial with what its function does not take
+        fits = False
+    if not fits:
         raise ConfigurationError(
             f"the middleware {_name(middleware)} must be `async def {_name(middleware)}(call: Call, call_next: Next)`"
         )

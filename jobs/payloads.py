@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import is_dataclass
 from functools import cached_property, partial
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json
@@ -66,7 +66,7 @@ def adapter_of(model: Any, what: str, argument: str = "model") -> TypeAdapter[An
 def _is_open(model: Any) -> bool:
     """Whether a TypeVar stands in it. A generic class without its arguments is one of anything, as it says."""
     is_model = isinstance(model, type) and issubclass(model, BaseModel)
-    arguments: tuple[Any, ...] = model.__pydantic_generic_metadata__["args"] if is_model else get_args(model)
+    arguments = cast(type[BaseModel], model).__pydantic_generic_metadata__["args"] if is_model else get_args(model)
     return isinstance(model, TypeVar) or any(map(_is_open, arguments))
 
 

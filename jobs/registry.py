@@ -310,9 +310,9 @@ def _check_handler(handler: Callable[..., object], label: str) -> None:
     """A handler that could only fail, or that would do nothing and pass for a success, is refused where it stands."""
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise ConfigurationError(f"{label}: the handler has a `yield`: calling it runs nothing; take the yield out")
-    try:
-        inspect.signature(handler).bind(object())
-    except TypeError as error:
+    try:  # as it is called: a decorator may give the function that it wraps what it takes beside that
+        inspect.signature(handler, follow_wrapped=False).bind(object())
+    except (TypeError, ValueError) as error:  # ValueError: a partial with what its function does not take
         raise ConfigurationError(
             f"{label}: the handler is called with one argument, a job or a list of jobs, and cannot be: {error}"
         ) from None

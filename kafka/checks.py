@@ -44,7 +44,7 @@ def check_function(given: object, name: str, what: str, takes: str) -> None:
     if not callable(given) or inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__):
         raise ConfigurationError(f"{what}: {name}={given!r}: give a plain function, which is called with {takes}")
     try:
-        inspect.signature(given).bind(None)
+        inspect.signature(given, follow_wrapped=False).bind(None)
     except TypeError:
         raise ConfigurationError(f"{what}: {name}={given!r}: it cannot be called with {takes} alone") from None
     except ValueError:
@@ -52,9 +52,10 @@ def check_function(given: object, name: str, what: str, takes: str) -> None:
 
 
 def can_be_called(handler: Callable[..., object], count: int) -> bool:
-    """Whether it takes so many arguments by their place; what else it takes may have been given, as by `partial`."""
+    """Whether it takes so many arguments by their place; what else it takes may have been given, as by `partial` or a
+    decorator."""
     try:
-        inspect.signature(handler).bind(*range(count))
-    except TypeError:
+        inspect.signature(handler, follow_wrapped=False).bind(*range(count))
+    except (TypeError, ValueError):  # ValueError: a partial with what its function does not take
         return False
     return True

@@ -221,9 +221,9 @@ def _model_of(handler: Callable[..., object], topic: str, listed: bool) -> Any:
     remedy = (
         f"annotate the handler's first parameter as {'list[Message[X]]' if listed else 'Message[X]'}, or give model=X"
     )
-    parameters = list(inspect.signature(handler).parameters.values())
+    first = next(iter(inspect.signature(handler).parameters), "")
     try:
-        hint = bare(get_type_hints(handler, include_extras=True).get(parameters[0].name))
+        hint = bare(get_type_hints(handler, include_extras=True).get(first))
     except NameError as error:
         raise ConfigurationError(f"{topic}: the annotation cannot be resolved ({error}); {remedy}") from None
     except TypeError:  # functools.partial, or an object that can be called, has none

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextvars import ContextVar
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -394,10 +395,41 @@ def test_what_cannot_be_a_middleware_is_refused(database: str) -> None:
     class Blind:
         async def __call__(self, call: Call, call_next: Next) -> None: ...
 
-    for wrong in (plain, one):
+    async def three(call: Call, call_next: Next, prefix: str) -> None: ...
+
+    def prefixed(around: Any) -> Any:
+        """A decorator that gives it its prefix."""
+
+        @wraps(around)
+        async def outer(call: Call, call_next: Next) -> None:
+            await around(call, call_next, "t-")
+
+        return outer
+
+    for wrong in (plain, one, three, partial(plain), partial(one), partial(three, prefix="t-", more=1), prefixed):
         with pytest.raises(ConfigurationError, match="must be `async def"):
             service.middleware(wrong)
-    assert service.middleware(Blind()) is not None
+    for right in (Blind(), partial(three, prefix="t-"), prefixed(three)):
+        assert service.middleware(right) is right
+
+
+async def test_a_partial_of_a_middleware_is_one(database: str) -> None:
+    """It was refused, with the demand for an `async def`, which it was."""
+    service = a_service(database)
+    seen: list[str] = []
+
+    async def around(prefix: str, call: Call, call_next: Next) -> None:
+        seen.append(prefix + call.name)
+        await call_next()
+
+    service.middleware(partial(around, "t-"))
+
+    @service.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    await enqueue(database, ride, [Ride()])
+    assert [attempt.outcome for attempt in await drain(service)] == ["succeeded"]
+    assert seen == ["t-ride"]
 
 
 async def test_the_documentations_examples_work(database: str) -> None:

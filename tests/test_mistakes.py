@@ -6,7 +6,7 @@ import logging
 import math
 import subprocess
 import sys
-from functools import partial
+from functools import partial, wraps
 from secrets import token_hex
 from traceback import format_exception
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -375,6 +375,59 @@ def test_handlers_may_take_more_that_has_been_given():
     service.consumer("rides", model=Ride, stateless=True, dead_letter="rides.dlq")(partial(stateless, carrier=1))
     with pytest.raises(ConfigurationError, match="must be `async def on_x"):
         service.consumer("more", model=Ride, stateless=True, dead_letter="rides.dlq")(stateless)
+
+
+def supplied(handler: Any) -> Any:
+    """A decorator that gives the handler a connection, say, as its last argument."""
+
+    @wraps(handler)
+    async def call(*given: Any) -> None:
+        await handler(*given, None)
+
+    return call
+
+
+def needing(handler: Any) -> Any:
+    """One whose function takes more than the handler does."""
+
+    @wraps(handler)
+    async def call(*given: Any, carrier: object) -> None:
+        await handler(*given)
+
+    return call
+
+
+async def takes_more(message: Message[Ride], tx: Transaction, carrier: object) -> None: ...
+
+
+DECLARED: list[tuple[Any, Any, Any]] = [
+    (lambda service: service.job(), takes_a_transaction, a_job),
+    (lambda service: service.periodic(every=60), lambda job, tx: None, a_tick),
+    (lambda service: service.consumer("a"), takes_more, a_message),
+    (lambda service: service.consumer("a", **STATELESS), a_message, Carrier().a_lone_message),
+    (lambda service: service.topic("a", type_field="t").on("b"), takes_more, a_message),
+]
+
+
+@pytest.mark.parametrize(("declare", "takes_one_more", "takes_enough"), DECLARED)
+def test_a_decorated_handler_takes_what_its_decorator_takes(declare, takes_one_more, takes_enough):
+    """It was asked for what the decorator gives it; and accepted where each call could only fail."""
+    with pytest.raises(ConfigurationError):
+        declare(a_declaration())(takes_one_more)
+    declare(a_declaration())(supplied(takes_one_more))
+    with pytest.raises(ConfigurationError, match=r"required .*argument: 'carrier'|must take|must be `async def on_x"):
+        declare(a_declaration())(needing(takes_enough))
+
+
+def test_a_decorated_decoder_takes_what_its_decorator_takes():
+    def supplied(function: Any) -> Any:
+        return wraps(function)(lambda message: function(message, None))
+
+    def decode(message: Message[bytes | None], carrier: object) -> object: ...
+
+    with pytest.raises(ConfigurationError, match="it cannot be called with the message alone"):
+        a_declaration().consumer("a", model=Ride, decoder=cast(Any, decode))(a_message)
+    a_declaration().consumer("a", model=Ride, decoder=supplied(decode))(a_message)
 
 
 @pytest.mark.parametrize("given", [a_job, "a_job", Ride])
