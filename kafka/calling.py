@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from ..jobs import Again, ErrorInfo, OutcomeName, Snooze
-from ..jobs.context import Within, current_work
+from ..jobs.context import Within, current_work, work_origin
 from ..jobs.outcome import legible, place_of
 from .message import Message
 
@@ -84,7 +84,7 @@ def called_alone(handler: H) -> H:
         arguments: list[Any] = [*given, *named.values()]
         first: Any = next(filter(_is_given, arguments), None)
         messages = cast(list[Any], first) if isinstance(first, list) else [first]
-        if current_work.get() is not None or not all(getattr(each, "topic", "") for each in messages or [None]):
+        if work_origin() is not None or not all(getattr(each, "topic", "") for each in messages or [None]):
             return await handler(*given, **named)
         token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
         try:

@@ -32,6 +32,8 @@ from sidings import (
     Snooze,
     Transaction,
 )
+from sidings.jobs.context import correlated
+from sidings.kafka.calling import working_on
 from sidings.schema import migrate
 from sidings.testing import NotDrained, advance, drain, enqueued
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -763,6 +765,29 @@ async def test_what_a_consumers_handler_enqueues_that_a_test_calls_belongs_to_th
         for nobodys in (on_ride(Message(Ride()), tx), bill.enqueue(tx, Ride())):
             with pytest.raises(MissingOrigin):
                 await nobodys
+
+
+async def test_a_consumers_handler_that_a_test_calls_within_correlated_has_its_messages_origin(database: str):
+    """What `correlated` says was taken for a message that was handled already, and `MissingOrigin` raised."""
+    service = Service("test", postgres=database, kafka="127.0.0.1:9", prometheus=None)
+
+    @service.job()
+    async def bill(job: Job[Ride]) -> None: ...
+
+    @service.consumer("rides")
+    async def on_ride(message: Message[Ride], tx: Transaction) -> None:
+        await bill.enqueue(tx, message.value)
+
+    async with connected(database) as connection, connection.transaction():
+        tx = Transaction(connection)
+        ride = Message(Ride(transport="a"), topic="rides", partition=2, headers=[("correlation_id", b"its own")])
+        with correlated("c-1"):
+            await on_ride(ride, tx)
+            await bill.enqueue(tx, Ride(), origin="rides/0")
+        with working_on(Message(Ride(), topic="others", partition=5)), correlated("c-2"):
+            await on_ride(ride, tx)  # by the handler of another message
+        rows = await connection.fetch("SELECT origin, headers->>'correlation_id' FROM sidings.job ORDER BY id")
+    assert list(map(tuple, rows)) == [("rides/2", "its own"), ("rides/0", "c-1"), ("others/5", "c-2")]
 
 
 # -- the guide ----------------------------------------------------------------------------------------------------
