@@ -215,6 +215,11 @@ class Kept(BaseModel):
     more: Any = None
     loaded: Confirm | None = Field(default=None, exclude=True)
     image: bytes = Field(default=b"", exclude=True)
+    _seen: int = PrivateAttr(default=0)
+
+    def seen(self) -> Self:
+        self._seen += 1
+        return self
 
 
 class Long(BaseModel):
@@ -260,6 +265,8 @@ WHAT = Confirm(transport="T")
     [
         (Kept(what=StoredConfirm(transport="T")), Kept(what=WHAT)),
         (StoredKept(what=WHAT), Kept(what=WHAT)),
+        (StoredKept(what=StoredConfirm(transport="T", row=9), row=9), Kept(what=WHAT)),
+        (Kept(what=WHAT).seen(), Kept(what=WHAT)),
         (Kept(what=WHAT, more=[Other(1)]), Kept(what=WHAT, more=[{"n": 1}])),
         (Kept(what=WHAT, loaded=Confirm(transport="here"), image=b"png"), Kept(what=WHAT)),
         (Rows(all={StoredTaken(1), AddedMoved(2, 1)}), Rows(all={Taken(1), Moved(2, 1)})),
