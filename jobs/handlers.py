@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 from ..errors import ConfigurationError
 from .job_type import JobType
 
-__all__ = ["bare", "check_listed", "check_no_method"]
+__all__ = ["bare", "check_listed", "check_no_method", "why_not_called"]
 
 _OBJECTS = ("self", "cls")
 
@@ -15,6 +15,23 @@ _OBJECTS = ("self", "cls")
 def bare(hint: Any) -> Any:
     """Without what `Annotated` says of it as a whole; within it that is the model's, as a discriminator."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def why_not_called(function: Callable[..., object], count: int) -> str | None:
+    """Why it cannot be called with so many arguments by their place; None if it can. What else it takes may have been
+    given, as by `partial` or a decorator. A decorator that takes whatever comes is believed to pass on just that."""
+    try:
+        own = inspect.signature(function, follow_wrapped=False)
+        own.bind(*range(count))
+    except (TypeError, ValueError) as error:  # ValueError: a partial with what its function does not take
+        return str(error)
+    if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in own.parameters.values()):
+        return None
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError) as error:
+        return f"{error} (if its decorator gives it that, name the decorator's parameters instead of taking *args)"
+    return None
 
 
 def check_no_method(handler: Callable[..., object], label: str, decorator: str) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from ..errors import ConfigurationError, EnqueueError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
 from .enqueue import short
-from .handlers import bare, check_listed, check_no_method
+from .handlers import bare, check_listed, check_no_method, why_not_called
 from .job import Job, JobId, P
 from .job_type import GroupOf, Handler, JobType, PolicyName
 from .middleware import Middleware
@@ -310,12 +310,10 @@ def _check_handler(handler: Callable[..., object], label: str) -> None:
     """A handler that could only fail, or that would do nothing and pass for a success, is refused where it stands."""
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise ConfigurationError(f"{label}: the handler has a `yield`: calling it runs nothing; take the yield out")
-    try:  # as it is called: a decorator may give the function that it wraps what it takes beside that
-        inspect.signature(handler, follow_wrapped=False).bind(object())
-    except (TypeError, ValueError) as error:  # ValueError: a partial with what its function does not take
+    if why := why_not_called(handler, 1):
         raise ConfigurationError(
-            f"{label}: the handler is called with one argument, a job or a list of jobs, and cannot be: {error}"
-        ) from None
+            f"{label}: the handler is called with one argument, a job or a list of jobs, and cannot be: {why}"
+        )
 
 
 def _check_ticks(handler: Callable[..., object], label: str) -> None:

@@ -7,11 +7,10 @@ asynchronous one makes coroutines of them, a limit that is not a number ends the
 import asyncio
 import inspect
 import math
-from collections.abc import Callable
 
 from ..errors import ConfigurationError
 
-__all__ = ["can_be_called", "check_count", "check_function", "check_loop", "check_seconds"]
+__all__ = ["check_count", "check_function", "check_loop", "check_seconds"]
 
 
 def check_loop(own: asyncio.AbstractEventLoop | None, where: str, instead: str = "") -> None:
@@ -49,13 +48,3 @@ def check_function(given: object, name: str, what: str, takes: str) -> None:
         raise ConfigurationError(f"{what}: {name}={given!r}: it cannot be called with {takes} alone") from None
     except ValueError:
         return  # it does not say what it takes, as some that are written in C
-
-
-def can_be_called(handler: Callable[..., object], count: int) -> bool:
-    """Whether it takes so many arguments by their place; what else it takes may have been given, as by `partial` or a
-    decorator."""
-    try:
-        inspect.signature(handler, follow_wrapped=False).bind(*range(count))
-    except (TypeError, ValueError):  # ValueError: a partial with what its function does not take
-        return False
-    return True

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..jobs import Retry
-from ..jobs.handlers import check_no_method
+from ..jobs.handlers import check_no_method, why_not_called
 from ..jobs.middleware import Call, call_through
 from .calling import working_on
-from .checks import can_be_called, check_count
+from .checks import check_count
 from .message import Message, check_topic
 from .subscription import Decoder, Start, Subscription
 
@@ -40,7 +40,7 @@ class StatelessSubscription(Subscription[T]):
         if dead_letter:
             check_topic(dead_letter, "dead_letter")
         check_no_method(handler, topic, "service.consumer(...)")
-        if not inspect.iscoroutinefunction(handler) or not can_be_called(handler, 1):
+        if not inspect.iscoroutinefunction(handler) or why_not_called(handler, 1):
             raise ConfigurationError(
                 f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "
                 "there is no transaction"

@@ -10,11 +10,11 @@ from tenacity import stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
-from ..jobs.handlers import bare, check_listed, check_no_method
+from ..jobs.handlers import bare, check_listed, check_no_method, why_not_called
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from ..jobs.payloads import adapter_of
 from .calling import shown, told_of, working_on
-from .checks import can_be_called, check_count, check_function, check_seconds
+from .checks import check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
 from .seen import short_id
@@ -59,8 +59,8 @@ class Subscription(Generic[T]):
         check_no_method(handler, topic, "service.consumer(...)")
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
-        if not can_be_called(handler, len(self.takes)):
-            raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}")
+        if why := why_not_called(handler, len(self.takes)):
+            raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}: {why}")
         check_count(batch, "batch", topic, "a positive number, or None for single messages")
         check_listed(handler, topic, Message, batch, batches=len(self.takes) > 1)
         if not isinstance(isolate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]

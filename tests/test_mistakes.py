@@ -377,12 +377,24 @@ def test_handlers_may_take_more_that_has_been_given():
         service.consumer("more", model=Ride, stateless=True, dead_letter="rides.dlq")(stateless)
 
 
-def supplied(handler: Any) -> Any:
+def supplied(handler: Any, count: int) -> Any:
     """A decorator that gives the handler a connection, say, as its last argument."""
 
+    async def one(message: Any) -> None:
+        await handler(message, None)
+
+    async def two(message: Any, tx: Any) -> None:
+        await handler(message, tx, None)
+
+    return wraps(handler)(one if count == 1 else two)
+
+
+def passed_on(handler: Any) -> Any:
+    """One that takes whatever comes, as to log how long it has taken."""
+
     @wraps(handler)
-    async def call(*given: Any) -> None:
-        await handler(*given, None)
+    async def call(*given: Any, **named: Any) -> None:
+        await handler(*given, **named)
 
     return call
 
@@ -400,23 +412,38 @@ def needing(handler: Any) -> Any:
 async def takes_more(message: Message[Ride], tx: Transaction, carrier: object) -> None: ...
 
 
-DECLARED: list[tuple[Any, Any, Any]] = [
-    (lambda service: service.job(), takes_a_transaction, a_job),
-    (lambda service: service.periodic(every=60), lambda job, tx: None, a_tick),
-    (lambda service: service.consumer("a"), takes_more, a_message),
-    (lambda service: service.consumer("a", **STATELESS), a_message, Carrier().a_lone_message),
-    (lambda service: service.topic("a", type_field="t").on("b"), takes_more, a_message),
+DECLARED: list[tuple[Any, Any, int, Any]] = [
+    (lambda service: service.job(), takes_a_transaction, 1, a_job),
+    (lambda service: service.periodic(every=60), lambda job, tx: None, 1, a_tick),
+    (lambda service: service.consumer("a"), takes_more, 2, a_message),
+    (lambda service: service.consumer("a", **STATELESS), a_message, 1, Carrier().a_lone_message),
+    (lambda service: service.topic("a", type_field="t").on("b"), takes_more, 2, a_message),
 ]
 
 
-@pytest.mark.parametrize(("declare", "takes_one_more", "takes_enough"), DECLARED)
-def test_a_decorated_handler_takes_what_its_decorator_takes(declare, takes_one_more, takes_enough):
+@pytest.mark.parametrize(("declare", "takes_one_more", "count", "takes_enough"), DECLARED)
+def test_a_decorated_handler_takes_what_its_decorator_takes(declare, takes_one_more, count, takes_enough):
     """It was asked for what the decorator gives it; and accepted where each call could only fail."""
-    with pytest.raises(ConfigurationError):
-        declare(a_declaration())(takes_one_more)
-    declare(a_declaration())(supplied(takes_one_more))
-    with pytest.raises(ConfigurationError, match=r"required .*argument: 'carrier'|must take|must be `async def on_x"):
+    for wrong in (takes_one_more, passed_on(takes_one_more), passed_on(passed_on(takes_one_more))):
+        with pytest.raises(ConfigurationError):
+            declare(a_declaration())(wrong)
+    declare(a_declaration())(supplied(takes_one_more, count))
+    declare(a_declaration())(passed_on(takes_enough))
+    with pytest.raises(ConfigurationError, match=r"required .*argument: 'carrier'|must be `async def on_x"):
         declare(a_declaration())(needing(takes_enough))
+
+
+def test_a_decorator_that_may_give_the_rest_is_told_how_to_say_so():
+    with pytest.raises(ConfigurationError, match="name the decorator's parameters instead of taking"):
+        a_declaration().job()(passed_on(takes_a_transaction))
+    with pytest.raises(ConfigurationError, match=r"a message and a transaction: missing .* instead of taking"):
+        a_declaration().consumer("a")(passed_on(takes_more))
+
+
+def test_a_handler_is_refused_also_where_it_was_declared_with_a_transaction_before():
+    service = a_declaration()
+    with pytest.raises(ConfigurationError, match="with stateless=True there is no transaction"):
+        service.consumer("b", **STATELESS)(service.consumer("a")(a_message))
 
 
 def test_a_decorated_decoder_takes_what_its_decorator_takes():
