@@ -98,6 +98,7 @@ class CycleLoop:
         self._uncounted: list[list[Finished]] = []
         self.outage = Outage(log, "what became of jobs could not be recorded")
         self._named: dict[int, Entry] = {}
+        self._unnamed = False  # what was put back may stand in the row, and no cycle has been gathered since
         self._refused: dict[Entry, str] = {}  # outcomes that Postgres refuses in any form, and why
         self._expected = Expected(scheduler)
         self._barriers: list[asyncio.Future[None]] = []
@@ -122,6 +123,7 @@ class CycleLoop:
         self.executor_id, self._cycle = executor_id, 0
         self.standing.begin(executor_id)
         self._named.clear()
+        self._unnamed = False
         self._refused.clear()
         self._expected = Expected(self._scheduler)
         self._deferral.clear()
@@ -235,8 +237,9 @@ class CycleLoop:
                 chosen += self._fill_batches(chosen, time)
         if scheduler.hungry or scheduler.crowded or scheduler.memory.low():
             self._on_hungry()
-        if not finished and not chosen and not back and not self._barriers and not self._expected.has_news(time):
+        if not (finished or chosen or self._unnamed or self._barriers or self._expected.has_news(time)):
             return None
+        self._unnamed = False
         early = {} if self._flights else self._expected.sending()
         if self.paused or scheduler.pauses is not NOTHING_PAUSED:  # what is paused their ids alone do not tell
             early = {}
@@ -286,8 +289,9 @@ class CycleLoop:
 
     def _put_back(self, entries: list[Entry], time: float) -> None:
         for entry in entries:
-            if self._named.get(entry.id) is entry:
+            if self._named.get(entry.id) is entry:  # to persons it runs, and a kill charges it, until a cycle goes out
                 del self._named[entry.id]
+                self._unnamed = True
             if self._scheduler.holds(entry):
                 self._scheduler.put_back(entry, time)
 

@@ -254,6 +254,32 @@ async def in_history(database: str, *ids: int) -> None:
         await eventually(there, f"{ids} have ended")
 
 
+async def test_what_was_named_ahead_of_a_pause_passes_for_running_no_more(database: str, admin: Admin, trips: Trips):
+    """The row named it until a handler ended: the group could not be cleared of it, and it ran when it was resumed."""
+    gate = trips.close("a")
+    side = trips.registry.job(name="side", group="transport", policy="parallel", payload=Ride)(trips.run)
+    async with running(database, trips.registry, concurrency=1) as executor, connected(database) as connection:
+        ids = await enqueue(database, side, [ride(0, "b"), ride(1), ride(2), ride(3)])  # the first lets others follow
+        await trips.has_started(1)
+        await eventually(lambda: executor.workers.claimed, "one is named ahead")
+        await admin.pause(origin=ORIGIN, group="a", reason="carrier down")
+
+        async def only_one() -> bool:
+            return await connection.fetchval("SELECT running FROM sidings.executor") == [ids[1]]
+
+        await eventually(only_one, "nothing is named but what runs")
+        cycle = await connection.fetchval("SELECT cycle FROM sidings.executor")
+        for _ in range(3):
+            answered = executor.reader.last_answer
+            await eventually(lambda: executor.reader.last_answer > answered, "a read")  # noqa: B023
+        assert await connection.fetchval("SELECT cycle FROM sidings.executor") == cycle, "and that is told once"
+        assert await admin.clear_group(ORIGIN, "a") == 2
+        await admin.resume(origin=ORIGIN, group="a")
+        gate.set()
+        await drained(database)
+    assert trips.started == [0, 1]
+
+
 async def test_a_pause_stands_before_the_executor_that_starts_later(database: str, admin: Admin, trips: Trips):
     await admin.pause(type="alone", reason="carrier down")
     await enqueue(database, trips.alone, [ride(1)])
