@@ -121,6 +121,7 @@ class Transactional:
         self._abort_seconds = abort_seconds
         self.outages = Outages()
         self.connections = SpareConnections(self._connect)
+        self.ending: set[Entry] = set()  # jobs whose ends are on their way, and may have committed
         self._room = Room()
         self._begun: set[asyncpg.Connection] = set()  # with an open transaction
 
@@ -214,7 +215,11 @@ class Transactional:
             if isinstance(error, _Rejected):
                 return error.outcome
             raise
-        return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
+        self.ending.add(entry)
+        try:
+            return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
+        finally:
+            self.ending.discard(entry)
 
     def _read_only(self, connection: asyncpg.Connection, entry: Entry, error: Exception) -> Outcome:
         """No failure of the handler's, however it tells of it: a primary has been demoted under its connections."""

@@ -200,9 +200,12 @@ class Workers:
                 worker.cancel(reason)
 
     def cancel_jobs(self, ids: set[int]) -> None:
-        """Cancel the handlers of these jobs. A batch goes on: the outcome of such a job in it matches nothing."""
+        """Cancel the handlers of these jobs. A batch goes on: the outcome of such a job in it matches nothing. So does
+        the end of a transaction that has been sent: it may be what has ended the job, and its answer says so."""
+        ending = self._transactional.ending
         for worker in self.all:
-            if worker.entry is not None and worker.entry.id in ids and worker.entry.type not in self.batch_sizes:
+            entry = worker.entry
+            if entry is not None and entry.id in ids and entry not in ending and entry.type not in self.batch_sizes:
                 worker.cancel(CancelReason.ENDED)
 
     def _wake(self) -> None:

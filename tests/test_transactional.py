@@ -7,6 +7,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings import Admin
 from sidings.errors import ConfigurationError, NotInTransaction
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.executor.attempts import job_of
@@ -17,7 +18,7 @@ from sidings.jobs import Again, Discard, Job, OutcomeName, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
-from .support import a_role, drained, enqueue, eventually, running
+from .support import ORIGIN, a_role, drained, enqueue, eventually, running
 
 Start = Callable[[Registry], Awaitable[Executor]]
 
@@ -326,6 +327,43 @@ async def test_a_job_that_somebody_else_has_ended_leaves_no_effect(
     await until(connection, "SELECT EXISTS (SELECT FROM effect)")
     assert await connection.fetchval("SELECT count(*) FROM effect") == 1
     assert await outcomes(connection) == ["succeeded"]
+
+
+async def test_an_end_that_has_committed_counts_whatever_the_fence_tells_before_its_answer_is_heard(
+    database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job was gone, as one that a person ends: it was cancelled, and what it had enqueued waited for a poll."""
+    registry, answered, told = Registry(), asyncio.Event(), list[str]()
+    sent, execute = asyncio.Event(), asyncpg.Connection.execute
+
+    async def late(connection: asyncpg.Connection, query: str, *args: object, **options: object) -> str:
+        result = await execute(connection, query, *args, **options)
+        if ".finish(" in query:
+            sent.set()
+            await answered.wait()
+        return result
+
+    @registry.job(transactional=True)
+    async def first(job: Job[None]) -> None:
+        await second.enqueue(job.tx, None)
+
+    @registry.job()
+    async def second(job: Job[None]) -> None:
+        pass
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", late)
+    async with running(database, registry) as executor:
+        monkeypatch.setattr(executor._transactional, "_on_committed", lambda jobs: told.extend(jobs))
+        fence = executor.cycles.standing.fence
+        await enqueue(database, first, [None])
+        await sent.wait()
+        await admin.pause(type="another", reason="to bump the fence")
+        await eventually(lambda: executor.cycles.standing.fence > fence, "it has been looked up")
+        answered.set()
+        await drained(database)
+    ended = {outcome.value: executor.metrics.count(outcome, "first") for outcome in OutcomeName}
+    assert {outcome: count for outcome, count in ended.items() if count} == {"succeeded": 1}
+    assert told == [ORIGIN]
 
 
 async def test_a_connection_that_dies_in_the_handler_is_replaced_and_that_is_no_failure(
