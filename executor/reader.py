@@ -124,6 +124,8 @@ class Reader:
         backoff = Backoff()
         while True:
             await self._wait()
+            if self._scheduler.learn():
+                self.changed(everything=True)
             polled = not self._woken.is_set()
             self._woken.clear()
             if not any(not queue.draining for queue in self._scheduler.origins.values()):

@@ -49,7 +49,7 @@ _HEAVY = 256  # rows dropped from one lane before the server is asked to leave t
 class Scheduler:
     """The waiting jobs of all leased origins.
 
-    known_type: whether this process has a handler for a type; jobs of other types wait.
+    known_type: whether this process has a handler for a type; jobs of others wait, until `learn` finds them declared.
     window: how many runnable lanes and single jobs to have in memory. keep: most jobs of one lane in memory.
     budget: how many jobs in memory suffice while there are enough runnable ones. payload_budget: the same in characters
     of their payloads and headers.
@@ -78,7 +78,7 @@ class Scheduler:
         )
         self._known_type = known_type
         self._types: set[str] = set()  # those that it has said yes to
-        self._told: set[str] = set()  # unknown types that the log has named
+        self._unknown: set[str] = set()  # those that it has said no to: what was read of them was left, until `learn`
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
         self._shares: dict[str, int] = {}  # how many more may be chosen of each slow type
@@ -582,14 +582,23 @@ class Scheduler:
                 out[job_type] = out.get(job_type, 0) + count
         return out
 
+    def learn(self) -> bool:
+        """Know types that have been declared since jobs of them were read and left; then everything is to be read anew.
+        Returns whether there are any. Never while a read is under way, which may have left some."""
+        declared = {type for type in self._unknown if self._known_type(type)}
+        if declared:
+            self._unknown -= declared
+            self.forget_waiting(*self.origins.values())
+        return bool(declared)
+
     def knows_type(self, type: str) -> bool:
-        """Whether this process has a handler for jobs of this type."""
+        """Whether this process has a handler for jobs of this type, and has read anew what was left of them before."""
         return type in self._types or self._knows_type(type)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _knows_type(self, type: str) -> bool:
-        if self._known_type(type):
+        if type not in self._unknown and self._known_type(type):
             self._types.add(type)
         return type in self._types
 
@@ -634,8 +643,8 @@ class Scheduler:
 
     def _meet_unknown(self, entry: Entry) -> None:
         job_type, met = entry.type, entry.origin.unknown
-        if job_type not in self._told:
-            self._told.add(job_type)
+        if job_type not in self._unknown:
+            self._unknown.add(job_type)
             what = "declare it"
             if job_type.startswith("message:"):  # a stored message
                 what = "declare the topic's consumer, which stateless=True must not be"

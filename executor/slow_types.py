@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 
 from .shares import TIMES_THE_REST, shares, too_many
 from .worker import Worker
@@ -17,13 +17,13 @@ _TELL_SECONDS = 60.0
 
 
 class SlowTypes:
-    """Of one executor. workers: how many it has."""
+    """Of one executor. workers: how many it has. types: those that are declared, of which there may be more later."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, types: Sized) -> None:
         self.names: frozenset[str] = frozenset()
         self.held = Counter[str]()  # workers that are not idle, by the type that they run; to count them takes long
-        self.several = False  # types are declared: one alone has all workers
         self._workers = workers
+        self._types = types
         self._signs: dict[str, int] = {}  # two for each look at which most workers of a type have had its jobs for long
         self._told: dict[str, float] = {}  # slow types, and when the log may be told again
 
@@ -38,8 +38,8 @@ class SlowTypes:
     def leaves(self, type: str, idle: int, waking: int = 0) -> bool:
         """Whether a type is to leave the idle workers to others, slow or not. idle: how many there are; waking: workers
         that have been woken and have no job yet: they may take this type's."""
-        few = self.several and idle * (TIMES_THE_REST + 1) <= self._workers
-        return few and self.held[type] + waking >= TIMES_THE_REST * idle
+        few = idle * (TIMES_THE_REST + 1) <= self._workers
+        return few and self._several() and self.held[type] + waking >= TIMES_THE_REST * idle
 
     def share_out(self, coming: Iterable[str], claimed: Sequence[str]) -> tuple[dict[str, int], list[bool]]:
         """How many more jobs of each slow type may start, beside those that come and those that are claimed (of each
@@ -56,7 +56,7 @@ class SlowTypes:
         few jobs take long is not slow, nor one that was held up once, with all others. One that is slow stays so for
         some looks: where its jobs begin together they are all young at every other look."""
         long = Counter[str]()
-        if self.several and 2 * idle <= self._workers:
+        if 2 * idle <= self._workers and self._several():
             entries = [worker.entry for worker in busy if time - worker.started > _SLOW_SECONDS]
             long.update(entry.type for entry in entries if entry is not None)
         most_long = [type for type, count in long.items() if 2 * count > self.held[type]]
@@ -65,6 +65,9 @@ class SlowTypes:
         former, self._signs = self.names, signs
         self.names = frozenset(type for type, count in signs.items() if count >= _SLOW_SIGNS)
         return self.names != former
+
+    def _several(self) -> bool:
+        return len(self._types) > 1  # one alone has all workers
 
     def tell(self, time: float) -> None:
         """Log which slow types have all that they may have, once a minute."""

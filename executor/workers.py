@@ -56,7 +56,7 @@ class Workers:
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
         self.all = [Worker() for _ in range(concurrency)]
-        self.slow = SlowTypes(concurrency)
+        self.slow = SlowTypes(concurrency, registry)
         self._idle: list[Worker] = []
         self._waking: asyncio.Handle | None = None
         self._wave = _AT_ONCE  # workers to wake next
@@ -72,7 +72,6 @@ class Workers:
     def start(self) -> None:
         """Create the workers' coroutines."""
         self._forks = forks_so_far()
-        self.slow.several = sum(1 for _ in self._registry) > 1
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
         self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")

@@ -789,6 +789,26 @@ def test_a_group_behind_an_unknown_type_is_looked_at_again_in_case_that_somebody
     assert rig.run() == [2]
 
 
+def test_what_was_left_of_a_type_is_read_anew_when_it_has_been_declared():
+    rig = Rig()
+    rig.put(1, group=None, type="unknown")
+    rig.put(2, type="unknown")
+    rig.put(3, group=None)
+    assert not rig.scheduler.learn()
+    rig.unknown_types.clear()
+    rig.put(4, group=None, type="unknown")  # of a read that was under way: what is before it was left
+    assert not rig.scheduler.knows_type("unknown")
+    assert rig.run() == [3]
+    rig.queue.high = 4
+    assert rig.scheduler.learn()
+    assert rig.queue.high == 0
+    assert rig.scheduler.unknown == {}
+    rig.put([1, 4], group=None, type="unknown")
+    rig.put(2, type="unknown")
+    assert sorted(rig.run()) == [1, 2, 4]
+    assert not rig.scheduler.learn()
+
+
 def test_a_late_row_of_an_unknown_type_is_never_chosen_although_its_group_was_ready():
     rig = Rig()
     rig.put(5)

@@ -105,6 +105,28 @@ async def test_a_type_that_is_alone_has_all_workers(database: str):
         await drained(database)
 
 
+async def test_workers_are_kept_for_a_type_that_is_declared_after_the_start(database: str):
+    carrier, registry, ran = Carrier(), Registry(), list[str]()
+
+    @registry.job()
+    async def call_carrier(job: Job[Ride]) -> None:
+        await carrier.call(job.payload.transport)
+
+    async with running(database, registry, concurrency=WORKERS):
+
+        @registry.job()
+        async def store(job: Job[Ride]) -> None:
+            ran.append(job.payload.transport)
+
+        await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
+        await eventually(lambda: carrier.calls >= MOST)
+        await enqueue(database, store, [Ride(transport="s")])
+        await eventually(lambda: ran == ["s"])
+        assert carrier.most == MOST
+        carrier.answers.set()
+        await drained(database)
+
+
 @pytest.mark.parametrize("group", ["transport", None])
 async def test_a_crowd_that_hangs_keeps_no_other_job_from_being_read(database: str, group: str | None):
     """More of them than memory is to have: they filled it, and what stood behind was not read before they had ended."""
@@ -301,9 +323,9 @@ def test_what_is_too_many_is_given_back_and_no_more(workers: int, running: dict[
 
 def test_a_type_is_slow_after_two_looks_and_not_for_long_after_it_has_been():
     """However long it was. Nor is it while most workers have nothing to do, which leave enough to others."""
-    slow, entry = SlowTypes(10), SimpleNamespace(type="call_carrier")
+    slow, entry = SlowTypes(10, ["call_carrier", "store"]), SimpleNamespace(type="call_carrier")
     busy: list[Any] = [SimpleNamespace(entry=entry, started=0.0)] * 8
-    slow.several, slow.held = True, Counter(call_carrier=8)
+    slow.held = Counter(call_carrier=8)
     assert [slow.look(busy, 6, 100.0) for _ in range(5)] == [False] * 5
     assert [slow.look(busy, 2, 100.0) for _ in range(100)] == [False, True] + [False] * 98
     assert slow.names == {"call_carrier"}
