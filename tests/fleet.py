@@ -249,7 +249,8 @@ class Member:
             self._process.stdin.write((json.dumps(command) + "\n").encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            if self._process.poll() is None:
+            self._reaper.join(PATIENCE)  # while it waits, the process passes for living
+            if self._reaper.is_alive():
                 raise
 
     def assign(self, origins: Iterable[str], generation: int) -> None:
