@@ -14,7 +14,7 @@ from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType
 from ..jobs.middleware import error_in
 from ..jobs.outcome import legible, place_of
 from .clock import now
-from .outages import Outages, after_conflict
+from .outages import Outages, after_conflict, conflicts_of
 from .queues import Entry
 from .transactional import Superseded
 
@@ -97,7 +97,7 @@ def _meaning(
             return invalid(job_type, entry, error)
         case PostgresUnavailable() if error.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
-        case asyncpg.SerializationError() if conflicts := outages.conflicts(entry):
+        case asyncpg.SerializationError() if conflicts := conflicts_of(entry):
             delay, info = after_conflict(conflicts), ErrorInfo.of(error).at(place_of(error))
             _tell(entry, f"met a conflict, no failure, again in {delay:.1f} s", info, level=logging.INFO)
             return Again(OutcomeName.SNOOZED, delay, info)

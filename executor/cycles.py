@@ -206,7 +206,7 @@ class CycleLoop:
         self._uncounted.clear()
 
     async def _wait(self) -> None:
-        due = self._scheduler.next_due()
+        due = min((t for t in (self._scheduler.next_due(), self._expected.due()) if t is not None), default=None)
         await set_within(self._signal, None if due is None or self._flights else max(0.0, due - now()))
 
     # -- what goes into a cycle -----------------------------------------------------------------------------------

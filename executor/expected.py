@@ -52,6 +52,10 @@ class Expected:
         """Whether a cycle is worth sending for their sake: to name some, or to name some no more."""
         return self._news or any(job.until <= time for job in self._named.values())
 
+    def due(self) -> float | None:
+        """When the next of them is to be named no more; None: there is none."""
+        return min((job.until for job in self._named.values()), default=None)
+
     def sending(self) -> dict[int, Early]:
         """What a cycle that is about to be sent should name as well. From then on none counts as named."""
         time, knows, holds = now(), self._scheduler.knows, self._holds

@@ -4,10 +4,10 @@ import random
 
 from .queues import Entry
 
-__all__ = ["MOST_CONFLICTS", "Outages", "after_conflict"]
+__all__ = ["MOST_CONFLICTS", "Outages", "after_conflict", "conflicts_of"]
 
-# In a row, that are no failure. The next one counts as one: nothing goes on for ever unseen, as where a handler itself
-# raises what Postgres raises of a conflict.
+# Of a job or message, that are no failure. The next one counts as one: nothing goes on for ever unseen, as where a
+# handler itself raises what Postgres raises of a conflict.
 MOST_CONFLICTS = 10
 _MAX_CUTS = 2  # connections that may be lost under one job before it is taken for the cause, as under a message
 _MOST = 10_000  # jobs of which that is remembered
@@ -19,7 +19,6 @@ class Outages:
     def __init__(self) -> None:
         self._met: dict[int, int] = {}
         self._cuts: dict[int, int] = {}
-        self._conflicts: dict[int, int] = {}
 
     def met(self, entry: Entry) -> int:
         """One more attempt has. How many did before it."""
@@ -30,9 +29,13 @@ class Outages:
         bring the server down, or something ends what takes as long as it does."""
         return _count(self._cuts, entry.id) > _MAX_CUTS
 
-    def conflicts(self, entry: Entry) -> int:
-        """One more attempt was in conflict with another transaction. How many since one that counts; 0: it counts."""
-        return _count(self._conflicts, entry.id) % (MOST_CONFLICTS + 1)
+
+def conflicts_of(entry: Entry) -> int:
+    """The attempt was in conflict with another transaction. How many may have been since one that counts; 0: it counts.
+
+    By the number of the attempt, which the row has: counted here, it would begin anew with each process, and as soon as
+    more jobs are in conflict than can be remembered."""
+    return entry.attempt % (MOST_CONFLICTS + 1)
 
 
 def after_conflict(conflicts: int) -> float:

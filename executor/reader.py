@@ -124,13 +124,13 @@ class Reader:
         backoff = Backoff()
         while True:
             await self._wait()
-            if self._scheduler.learn():
-                self.changed(everything=True)
             polled = not self._woken.is_set()
             self._woken.clear()
             if not any(not queue.draining for queue in self._scheduler.origins.values()):
                 self.last_answer = now()
                 continue
+            if self._scheduler.learn():
+                self.changed(everything=True)
             snapshot = await self._glance.snapshot() if len(self._scheduler.origins) >= GLANCE_FROM else None
             if polled and snapshot is not None and snapshot == self._complete and not self._woken.is_set():
                 self.last_answer = now()

@@ -59,7 +59,8 @@ async def test_what_does_not_start_is_named_no_more(database: str, monkeypatch: 
             raise PostgresUnavailable("the answer is lost")
         return row
 
-    async with running(database, Registry()) as executor, connected(database) as connection:
+    # Nothing else wakes the loop.
+    async with running(database, Registry(), poll_seconds=3_600) as executor, connected(database) as connection:
         monkeypatch.setattr(Link, "fetchrow", losing)
         executor.committed({ORIGIN: [999]})
         await eventually(lambda: naming(connection, [999]), "it is named")
