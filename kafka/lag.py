@@ -10,6 +10,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from ..errors import PostgresUnavailable
 from ..outage import Outage
+from .membership import explained
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .partition import Partition, State
 from .stateless_offsets import note_of
@@ -61,7 +62,7 @@ class LagCommitter:
         except (CommitFailedError, IllegalStateError) as error:  # a rebalance has begun
             log.debug("offsets were not committed to Kafka: %r", error)
         except Exception as error:  # noqa: BLE001 - whatever it is: nothing depends on it
-            self._outage.failed(repr(error))
+            self._outage.failed(repr(explained(error)))
         else:
             self._outage.over()
 

@@ -164,7 +164,7 @@ class LeaderEpochs:
         return None if read is None else read.before(offset)
 
     def cut(self, tp: TopicPartition) -> int | None:
-        """Where the log was cut off, if it was found to be since `begin`; -1 where nobody knows."""
+        """Where the log was cut off, if it was found to be since `begin`; negative where nobody knows."""
         return self._cuts.get(tp)
 
     def found_cut(self, tp: TopicPartition, offset: int) -> None:

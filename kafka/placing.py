@@ -34,6 +34,8 @@ _EARLY_SECONDS = 0.5  # how often to look again at one that may not be placed ye
 _EARLY = "not every instance knows yet how many partitions their topic has (sidings.topic)"
 _AGAIN_SECONDS = 1.0
 _TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is asked for by itself
+# Instead of where a log was cut off: a leader that has got so far does not know the epoch, and is to be asked again.
+_ONCE = -2
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset is not one of its log
 
 
@@ -356,18 +358,25 @@ class Placer:
         """Whether the log holds all that was read, although a leader has refused the offset: that one was behind, and
         knew no such epoch. Once one that was not has told of a cut, no later answer counts: the log grows, and where
         Kafka was set back, the same epochs come again."""
-        tp, epoch = partition.tp, self._offsets.epoch(partition.tp)
-        if epoch is None or self._epochs.cut(tp) is not None:
+        tp, epoch, former = partition.tp, self._offsets.epoch(partition.tp), self._epochs.cut(partition.tp)
+        if epoch is None or former not in (None, _ONCE):
             return False
         try:
             async with asyncio.timeout(min(self._request_seconds, _TOGETHER_SECONDS)):
                 cut = (await ask_epoch_ends(self._client, {tp: epoch})).get(tp)
         except (KafkaError, TimeoutError):
             return False
-        if cut is None or cut >= stored:
-            return cut is not None
-        if cut >= 0 or end >= stored:  # who is behind has not got so far
+        if cut is None:
+            return False
+        if cut >= stored:
+            log.warning(
+                "%s: a broker that was behind has refused the offset %s; going on there", partition.origin, stored
+            )
+            return True
+        if cut >= 0:
             self._epochs.found_cut(tp, cut)
+        elif end >= stored:  # who is behind has not got so far; but `end` may be another leader's
+            self._epochs.found_cut(tp, _ONCE if former is None else cut)
         return False
 
     def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
@@ -385,7 +394,7 @@ class Placer:
         why = f"the stored offset {stored} {where} ({end})"
         if self._offsets.epoch(tp) is None:
             self._refuse_former(partition, f"{why}, as after the topic was deleted and made anew")
-        elif cut is None:
+        elif cut in (None, _ONCE):
             inner: Any = self._client
             inner._client.force_metadata_update()  # another broker may lead by now
             self._refuse(

@@ -21,6 +21,7 @@ log = logging.getLogger("sidings.consumer")
 
 _MAINTAIN_SECONDS = 3_600.0
 _OVERDUE_SECONDS = 600.0  # by the clock, for all instances at one time: only one of them makes consumers wait
+_MEANWHILE_SECONDS = 10.0
 _AGAIN_SECONDS = 60.0
 
 
@@ -87,6 +88,9 @@ class SeenUpkeep:
     async def _look(self) -> bool:
         """Say what could not be dropped, which is left for another time without an error. Whether there is any."""
         [found] = await self._link.fetch(self._overdue_sql, self._keep_days)
+        if found["days"]:  # or another instance is about it
+            await asyncio.sleep(_MEANWHILE_SECONDS)
+            [found] = await self._link.fetch(self._overdue_sql, self._keep_days)
         if found["days"]:
             log.warning(
                 "%s days of message ids, from %s on, are over dedup_days=%s and cannot be dropped: some handler's "

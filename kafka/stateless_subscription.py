@@ -40,10 +40,11 @@ class StatelessSubscription(Subscription[T]):
         if dead_letter:
             check_topic(dead_letter, "dead_letter")
         check_no_method(handler, topic, "service.consumer(...)")
-        if not inspect.iscoroutinefunction(handler) or why_not_called(handler, 1):
+        why = why_not_called(handler, 1)
+        if why or not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(
                 f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "
-                "there is no transaction"
+                f"there is no transaction{f': {why}' if why else ''}"
             )
         if concurrency is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise ConfigurationError(f"{topic}: concurrency=None: give a positive number of messages")

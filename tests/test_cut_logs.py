@@ -471,6 +471,13 @@ async def test_an_offset_that_a_leader_refuses_which_is_behind_is_read_on_where_
     assert refused.partition.beyond is None
 
 
+async def test_one_answer_that_may_be_of_another_leader_than_the_end_of_the_log_decides_nothing():
+    """Metadata go to and fro as long as some brokers do not reach the others."""
+    refused = Refused()
+    assert "its leader does not say" in await refused.look(12, -1)
+    assert await refused.look(12, 11) == ""
+
+
 async def test_what_a_log_holds_is_read_on_though_an_offset_was_refused(caplog):
     assert await Refused().look(12, 10) == ""
     assert "is consumed" not in caplog.text
@@ -482,6 +489,7 @@ async def test_what_a_log_holds_is_read_on_though_an_offset_was_refused(caplog):
 async def test_a_cut_that_was_told_once_counts_although_the_log_grows_in_the_same_epoch(end, answer, why):
     """As where Kafka was set back to a snapshot. What has come meanwhile would be passed over."""
     refused = Refused()
+    await refused.look(end, answer)
     assert why in await refused.look(end, answer)
     refused.partition.displace()
     assert why in await refused.look(15, 15)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 from sidings import PostgresSettings
+from sidings.kafka import seen
 from sidings.kafka.seen import SeenUpkeep
 from sidings.schema import load_sql
 
@@ -203,8 +204,9 @@ async def test_overdue_days_are_tried_again_soon_by_all_instances_at_one_time(da
     naps: list[tuple[float, float]] = []
 
     async def nap(seconds: float) -> None:
-        naps.append((seconds, time.time()))
-        raise asyncio.CancelledError
+        if seconds != seen._MEANWHILE_SECONDS:
+            naps.append((seconds, time.time()))
+            raise asyncio.CancelledError
 
     old = datetime.now(UTC).date() - timedelta(days=9)
     async with connected(database) as connection:
@@ -221,6 +223,28 @@ async def test_overdue_days_are_tried_again_soon_by_all_instances_at_one_time(da
         assert (ended + seconds + 0.001) // 600 * 600 >= begun + seconds - 0.001  # a tenth minute of the clock
     else:
         assert seconds == 3_600
+
+
+async def test_days_that_another_instance_is_about_to_drop_are_not_told_of(database, monkeypatch, caplog):
+    """All look at one time, and only one of them drops: the others asked to have all instances stopped."""
+    old = datetime.now(UTC).date() - timedelta(days=9)
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute("SELECT sidings.make_seen_day($1)", old)
+    async with connected(database) as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("SELECT sidings.maintain_seen(7)")
+
+        async def nap(seconds: float) -> None:
+            if seconds != seen._MEANWHILE_SECONDS:
+                raise asyncio.CancelledError
+            await transaction.commit()
+
+        monkeypatch.setattr("sidings.kafka.seen.asyncio.sleep", nap)
+        with pytest.raises(asyncio.CancelledError):
+            await SeenUpkeep(PostgresSettings(dsn=database), 7).run()
+    assert f"message_seen_{old:%Y%m%d}" not in await days(database)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("why", ["a role that owns no tables", "a view"])

@@ -436,6 +436,8 @@ def test_a_decorated_handler_takes_what_its_decorator_takes(declare, takes_one_m
 def test_a_decorator_that_may_give_the_rest_is_told_how_to_say_so():
     with pytest.raises(ConfigurationError, match="name the decorator's parameters instead of taking"):
         a_declaration().job()(passed_on(takes_a_transaction))
+    with pytest.raises(ConfigurationError, match=r"there is no transaction: missing .* instead of taking"):
+        a_declaration().consumer("a", **STATELESS)(passed_on(a_message))
     with pytest.raises(ConfigurationError, match=r"a message and a transaction: missing .* instead of taking"):
         a_declaration().consumer("a")(passed_on(takes_more))
 
