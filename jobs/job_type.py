@@ -346,6 +346,7 @@ class JobType(Generic[P]):
         return cast(list[str], [self._text_of_group(value) for value in values])  # which refuses what is empty
 
     def _text_of_group(self, value: object) -> str | None:
+        value = value.value if isinstance(value, Enum) else value
         if value is None or isinstance(value, str):
             return self.checked_group(value)
         text = self._decoded(value) if isinstance(value, bytes | bytearray) else _text_of(value)
@@ -437,8 +438,7 @@ def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
 
 def _text_of(value: object) -> str:
     """As JSON has it: of an enum's member, its value. Its text in Python may be its name, which nobody else knows."""
-    if isinstance(value, Enum) and isinstance(value.value, str | int | float):
-        value = value.value
+    value = value.value if isinstance(value, Enum) else value
     return str.__str__(value) if isinstance(value, str) else str(value)
 
 

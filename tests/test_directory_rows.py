@@ -190,7 +190,7 @@ class Certified(Acquirer):
         *((UNAVAILABLE, within) for within in ("", "envelope", "wrapper", "envelope wrapper")),
         ([UNAVAILABLE], "envelope"),
         ({UNAVAILABLE: UNAVAILABLE}, "envelope"),
-        (UNAVAILABLE_BYTES, "envelope"),
+        *((UNAVAILABLE_BYTES, within) for within in ("", "envelope")),
     ],
 )
 def test_a_row_that_lacks_a_large_column_does_not_replace_the_whole_one(model: Any, value: Any, within: str):

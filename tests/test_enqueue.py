@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum, StrEnum
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -327,6 +328,11 @@ class Depot(int, Enum):
     RIGA = 7
 
 
+class Odd(Enum):
+    BYTES = b"t-1"
+    ID = UUID(int=1)
+
+
 class Renamed(str, Enum):  # noqa: UP042
     DHL = "DHL", "dhl"
 
@@ -343,6 +349,7 @@ class Loud(str):
 
 GROUPS = [
     *((Carrier.DHL, "dhl"), (Plain.DHL, "dhl"), (Depot.RIGA, "7"), (Renamed.DHL, "dhl"), (Loud("dhl"), "dhl")),
+    *((Odd.BYTES, "t-1"), (Odd.ID, str(UUID(int=1)))),
     *((b"t-1", "t-1"), (bytearray(b"t-1"), "t-1"), (StrEnum("S", {"DHL": "dhl"})["DHL"], "dhl"), (1.5, "1.5")),
 ]
 

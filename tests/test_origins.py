@@ -1,6 +1,8 @@
 """The origin of a key: in Python, in SQL and in Kafka it is the same."""
 
 import asyncio
+import subprocess
+import sys
 import zlib
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +23,7 @@ from sidings.jobs import Registry
 from sidings.kafka import Topics, partition_for
 
 from .guide import run
-from .outbox_support import arrived, records
+from .outbox_support import arrived, records, relay_process
 from .support import SECONDS, Ride, connected, eventually, fetch, value
 from .ways import WAYS, opened
 
@@ -89,6 +91,23 @@ async def test_a_topic_that_nobody_has_seen_is_refused_with_what_to_do(database:
     with pytest.raises(MissingOrigin, match=r"'positions' are not known yet \(known: none\).*topics="):
         topics.origin_for("a", "positions")
     await topics.close()
+
+
+async def test_a_relay_alone_that_does_not_know_the_partitioners_ends_and_says_so(
+    database: str, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Else it would send a key to one partition, and the service's own relay to another."""
+    async with connected(database) as connection:
+        await connection.execute(f"{KNOWN}; {KNOWN.replace('positions', 'etas').replace('murmur2', 'crc32')}")
+    options = ("--service", "test", "--postgres", database, "--kafka", sidings_kafka)
+    command = (sys.executable, "-m", "sidings.kafka.outbox", *options)
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 1
+    assert "set SIDINGS_KAFKA_PARTITIONERS" in ended.stderr
+    assert ended.stderr.rstrip().endswith('{"etas": "crc32"}')
+    monkeypatch.setenv("SIDINGS_KAFKA_PARTITIONERS", '{"etas": "crc32"}')
+    async with relay_process(database, sidings_kafka) as relay:
+        assert await relay.terminate() == 0
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2", "crc32"])

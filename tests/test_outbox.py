@@ -149,6 +149,17 @@ async def test_sql_publishes_to_no_topic_that_kafka_cannot_have(database: str, n
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
 
 
+async def test_the_key_of_a_message_may_have_a_collation_that_knows_no_patterns(database: str) -> None:
+    """As a column has where case does not count; it holds for all arguments of the call."""
+    async with connected(database) as connection:
+        await connection.execute(
+            "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
+            "CREATE TABLE customer (email text COLLATE blind);"
+            "INSERT INTO customer VALUES ('A@x'); SELECT sidings.publish('etas', email, '1') FROM customer"
+        )
+        assert await connection.fetchval("SELECT key FROM sidings.outbox") == b"A@x"
+
+
 @pytest.mark.parametrize("verb", ["release", "discard"])
 async def test_a_parked_message_that_a_person_has_decided_on_passes_for_one_that_has_left(
     database: str, verb: str

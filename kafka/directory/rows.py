@@ -168,7 +168,7 @@ class Rows(Generic[T]):
                 if validate is None or raw is None or not key or key[0] in _JSON_STARTS:
                     add(self.read(record))
                     continue
-                if _LACKING in raw or (look_closer is not None and look_closer(raw)):
+                if _LACKING in raw or _LACKING_BYTES in raw or (look_closer is not None and look_closer(raw)):
                     add(self.read(record))
                     continue
                 try:
@@ -203,7 +203,8 @@ class Rows(Generic[T]):
             return None
         if self._decoder is not None:
             return self._by_decoder(self._decoder, record)
-        if _LACKING not in raw and (self._look_closer is None or not self._look_closer(raw)):
+        lacking = _LACKING in raw or _LACKING_BYTES in raw
+        if not (lacking or (self._look_closer is not None and self._look_closer(raw))):
             try:
                 return self._active(self._validate_json(raw))
             except ValidationError:
@@ -211,7 +212,7 @@ class Rows(Generic[T]):
         data, path = _unwrap(from_json(raw))
         if data is None or any(data.get(flag) is False or data.get(flag) == 0 for flag in self._flags):
             return None
-        if _LACKING in raw or _LACKING_BYTES in raw:
+        if lacking:
             self._check_columns(data)
         return self._active(self._shape(path)(raw))
 

@@ -5,14 +5,21 @@ Its connections are set up by the environment, as those of ``Service.from_env`` 
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
 
+import asyncpg
+
+from ... import kafka as kafka_package
 from ...errors import ConfigurationError, SidingsError
+from ...executor import Link, PostgresSettings
+from ...schema import load_sql
 from ...supervision import relax_collector
 from ..environment import environment
+from ..settings import KafkaSettings
 from .relay import Relay
 from .settings import OutboxSettings
 
@@ -22,6 +29,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     given = environment()
     if not {"postgres", "kafka"} <= given.keys():
         raise ConfigurationError("give --postgres and --kafka, or set SIDINGS_POSTGRES and SIDINGS_KAFKA")
+    await _check_partitioners(given["postgres"], given["kafka"])
     relay = Relay(arguments.service, given["postgres"], given["kafka"], settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -37,6 +45,23 @@ async def _run(arguments: argparse.Namespace) -> None:
         for task in tasks:
             task.cancel()
         await relay.stop()
+
+
+async def _check_partitioners(postgres: PostgresSettings, kafka: KafkaSettings) -> None:
+    """Else a key would go to one partition from here and to another from the service."""
+    link = Link(postgres)
+    try:
+        rows = await link.fetch(load_sql(kafka_package.__name__, "load_topics", postgres.schema_name))
+    except asyncpg.PostgresError:  # no schema, or no right to it: the relay says so, where it minds
+        return
+    finally:
+        link.drop()
+    known: dict[str, str] = {row["topic"]: row["partitioner"] for row in rows}
+    if wrong := {t: p for t, p in known.items() if p != kafka.partitioners.get(t, "murmur2")}:
+        raise ConfigurationError(
+            f"the service chooses partitions otherwise than this relay would: set SIDINGS_KAFKA_PARTITIONERS as its "
+            f"KafkaSettings.partitioners are; of its topics that differ: {json.dumps(wrong)}"
+        )
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ AS $$
 DECLARE
     published bigint;
 BEGIN
-    IF topic !~ '^[a-zA-Z0-9._-]{1,249}$' OR topic IN ('.', '..') THEN
+    -- As a key of a column may have another collation, which counts for all the arguments, and knows no patterns.
+    IF topic COLLATE "C" !~ '^[a-zA-Z0-9._-]{1,249}$' OR topic COLLATE "C" IN ('.', '..') THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('topic: %L is no name of a topic', left(topic, 100)),
             HINT = 'Give 1 to 249 letters, digits, ''.'', ''_'' and ''-''. The arguments are topic, key, value, headers, in this order.';
