@@ -185,8 +185,10 @@ async def test_a_message_that_got_the_id_of_a_parked_one_is_parked_too(
     async with publishing(database) as (outbox, connection):
         for _ in range(2):
             await connection.execute("SELECT setval('sidings.outbox_id', 1, false)")
-            for value in values:  # from SQL, where a topic may have any name
-                await connection.execute("SELECT sidings.publish_bytes($1, 'key', $2)", name, value)
+            for value in values:  # by a plain INSERT, where a topic may have any name
+                await connection.execute(
+                    "INSERT INTO sidings.outbox (slot, topic, key, value) VALUES (0, $1, 'key', $2)", name, value
+                )
             async with relaying(database, sidings_kafka, max_message_bytes=1_024):
                 await emptied(database)
         assert [parked.value for parked in await outbox.parked()] == values * 2
