@@ -353,7 +353,7 @@ async def test_under_load_every_message_from_the_new_offset_on_counts_once(effec
             while not enough.is_set():
                 for n in range(20):
                     await producer.send(name, as_json(n), partition=n % 2)
-                await asyncio.sleep(0.05)  # else they would take longer to be handled than the end is waited for
+                await asyncio.sleep(0.15)  # else they would take longer to be handled than the end is waited for
             await producer.flush()
 
     async def moved(partition: int) -> bool:
