@@ -152,10 +152,13 @@ async def test_sql_publishes_to_no_topic_that_kafka_cannot_have(database: str, n
 async def test_the_key_of_a_message_may_have_a_collation_that_knows_no_patterns(database: str) -> None:
     """As a column has where case does not count; it holds for all arguments of the call."""
     async with connected(database) as connection:
-        if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i')"):
-            pytest.skip("this Postgres was built without ICU, and has no such collation")
+        try:
+            await connection.execute(
+                "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+            )
+        except asyncpg.FeatureNotSupportedError:
+            pytest.skip("this Postgres was built without ICU")
         await connection.execute(
-            "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
             "CREATE TABLE customer (email text COLLATE blind);"
             "INSERT INTO customer VALUES ('A@x'); SELECT sidings.publish('etas', email, '1') FROM customer"
         )
