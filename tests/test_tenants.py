@@ -6,18 +6,23 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from examples.tenants.client import Refused, TenantFailed, TenantsClient
 from examples.tenants.events import Tenant, TenantEvent, tenant_id_of
+from examples.tenants.payment import Declined, Payment, PaymentError, Registered
 
 from .consumer_support import producing
 from .outbox_support import records
 from .support import SECONDS, eventually, fetch, value
-from .tenants_support import ROOT, Process, Stage, change_of, staged, value_of
+from .tenants_support import ANN, ROOT, Process, Stage, change_of, staged, value_of
 
 INTERNAL = {"change", "payment_method", "customer", "first_email", "first_digest", "request_id", "key"}
 
@@ -229,6 +234,57 @@ async def _offsets_are_at_the_end(stage: Stage) -> bool:
     return all(record.offset < taken[record.partition] for record in await records(stage.kafka, stage.topics.pending))
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_a_change_that_comes_again_with_its_key_is_not_done_again(
+    http: httpx.AsyncClient, other: httpx.AsyncClient, fields: dict[str, str], method: str
+):
+    """Somebody else has gone on meanwhile, and keeps what he has made."""
+    tenant = f"/tenants/{(await http.post('/tenants', json=fields)).json()['id']}"
+    new_user = {"email": "a@example.com", "name": "A"}
+    user = f"{tenant}/users/{(await http.post(f'{tenant}/users', json=new_user)).json()['id']}"
+    theirs = fields | {"name": "theirs"}, new_user | {"name": "theirs"}
+    ours = ({}, {}) if method == "DELETE" else ({"json": fields | {"name": "ours"}}, {"json": {"name": "ours"}})
+    key, users_key = ({"Idempotency-Key": str(uuid4())} for _ in range(2))
+
+    first_user = await http.request(method, user, headers=users_key, **ours[1])
+    first = await http.request(method, tenant, headers=key, **ours[0])
+    assert first.is_success
+    assert first_user.is_success
+    await other.delete(tenant)
+    assert (await other.post("/tenants", json=theirs[0])).status_code == 201
+    assert (await other.post(f"{tenant}/users", json=theirs[1])).status_code == 201
+
+    again = await other.request(method, tenant, headers=key, **ours[0])
+    again_user = await other.request(method, user, headers=users_key, **ours[1])
+    assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert (again_user.status_code, again_user.content) == (first_user.status_code, first_user.content)
+    assert [(await http.get(path)).json()["name"] for path in (tenant, user)] == ["theirs", "theirs"]
+    assert (await http.delete(user, headers=key)).status_code == 422, "the key stands for another request"
+
+
+@pytest.mark.parametrize("change", ["modify", "delete"])
+async def test_the_client_repeats_no_change_of_a_tenant_that_was_made_again_meanwhile(
+    http: httpx.AsyncClient,
+    client: TenantsClient,
+    fields: dict[str, str],
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tenant = await client.create(**fields)
+    send = client._http.request
+
+    async def answer_lost(*request: Any, **options: Any) -> httpx.Response:
+        monkeypatch.undo()
+        assert (await send(*request, **options)).is_success
+        await http.delete(f"/tenants/{tenant.id}")
+        assert (await http.post("/tenants", json=fields | {"name": "Bob"})).json()["id"] == str(tenant.id)
+        raise httpx.ReadError("the connection broke")
+
+    monkeypatch.setattr(client._http, "request", answer_lost)
+    await (client.delete(tenant.id) if change == "delete" else client.modify(tenant.id, **fields | {"name": "Carl"}))
+    assert (await client.read(tenant.id)).name == "Bob"
+
+
 # -- concurrency ------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +356,47 @@ async def test_a_provider_that_dies_after_it_was_asked_registers_nobody_twice(
     await client.active(tenant.id)
     assert len(await stage.journal(tenant.id)) == 1
     assert len(await stage.events(stage.topics.created, tenant.id)) == 1
+
+
+async def test_a_closing_that_the_provider_carries_out_late_spares_the_tenant_that_was_made_again(
+    stage: Stage, client: TenantsClient, fields: dict[str, str]
+):
+    tenant = await client.create_active(**fields)
+    await eventually(lambda: _nothing_is_under_way(stage), "no other closing can be the one that is late")
+    await stage.mode("late")
+    await client.delete(tenant.id)
+    assert (await client.create_active(**fields)).id == tenant.id
+    done = [entry["what"] for entry in await stage.journal(tenant.id)]
+    assert done == ["registered", "held back", "closed", "registered", "closed before"], "and nobody new"
+
+
+async def _nothing_is_under_way(stage: Stage) -> bool:
+    """The processor has settled all that stands in `tenant-pending`."""
+    query = "SELECT FROM tenants_processor.registration WHERE outcome IS NULL"
+    return await _offsets_are_at_the_end(stage) and not await fetch(stage.dsn, query)
+
+
+@pytest.mark.parametrize("status", [201, 204, 402])
+async def test_only_the_right_answers_of_the_provider_count(status: int):
+    """A closing that is refused is not done."""
+    answering = web.Application()
+
+    async def answer(request: web.Request) -> web.Response:
+        said = {"key": request.headers["Idempotency-Key"], "customer": "c", "reason": "no"}
+        return web.json_response(said, status=status) if status != 204 else web.Response(status=204)
+
+    answering.router.add_route("*", "/{path:.*}", answer)
+    asked, key = TenantEvent(id=uuid4(), change=uuid4(), payment_method="invoice", **ANN), uuid4()
+    async with TestServer(answering) as server:
+        payment = Payment(str(server.make_url("")), SECONDS)
+        try:
+            with nullcontext() if status == 204 else pytest.raises(PaymentError, match=f"DELETE .*{status}"):
+                await payment.close_account(key, asked.id)
+            with nullcontext() if status != 204 else pytest.raises(PaymentError, match=r"POST .*204"):
+                made = await payment.register(key, asked)
+                assert made == (Registered("c") if status == 201 else Declined("no"))
+        finally:
+            await payment.close()
 
 
 # -- users: the second vertical ---------------------------------------------------------------------------------------

@@ -78,15 +78,16 @@ class TenantsClient:
         return Tenant.model_validate_json((await self._request("GET", f"/tenants/{id}")).content)
 
     async def modify(self, id: UUID, **fields: str) -> Tenant:
-        """Replace a tenant's fields. Raises `Refused`."""
-        return Tenant.model_validate_json((await self._request("PUT", f"/tenants/{id}", json=fields)).content)
+        """Replace a tenant's fields, once. Raises `Refused`."""
+        answer = await self._request("PUT", f"/tenants/{id}", json=fields, headers={"Idempotency-Key": str(uuid4())})
+        return Tenant.model_validate_json(answer.content)
 
     async def delete(self, id: UUID) -> None:
-        """Delete a tenant. Raises `Refused`."""
-        await self._request("DELETE", f"/tenants/{id}")
+        """Delete a tenant, once: one that somebody makes again meanwhile stays. Raises `Refused`."""
+        await self._request("DELETE", f"/tenants/{id}", headers={"Idempotency-Key": str(uuid4())})
 
     async def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Repeat until there is an answer: every request is idempotent, by nature or by its key."""
+        """Repeat until there is an answer: every request only reads, or has a key."""
         until = time.monotonic() + self._seconds
         pause = 0.05
         while True:

@@ -44,22 +44,24 @@ class Payment:
         """Make a customer of a tenant, or bring what the provider knows of it up to date. Repeated with the same key it
         does nothing more, and returns the same. Raises `PaymentError`."""
         fields = event.model_dump(mode="json", include={"id", "email", "name", "billing_address", "payment_method"})
-        answer = await self._call("POST", "/registrations", headers={"Idempotency-Key": str(key)}, json=fields)
+        answer = await self._call("POST", "/registrations", key, 201, 402, json=fields)
         said = answer.json()
         if said.get("key") != str(key):
             raise PaymentError(f"the provider answered another question: {said}")
         return Registered(said["customer"]) if answer.status_code == 201 else Declined(said["reason"])
 
-    async def close_account(self, tenant: UUID) -> None:
-        """Delete a tenant's customer, if there is one. Raises `PaymentError`."""
-        await self._call("DELETE", f"/customers/{tenant}")
+    async def close_account(self, key: UUID, tenant: UUID) -> None:
+        """Delete a tenant's customer, if there is one. Repeated with the same key, however late, it does nothing more,
+        for a tenant that was made again has the same id. Raises `PaymentError`."""
+        await self._call("DELETE", f"/customers/{tenant}", key, 204)
 
-    async def _call(self, method: str, path: str, **options: object) -> httpx.Response:
+    async def _call(self, method: str, path: str, key: UUID, *right: int, json: object = None) -> httpx.Response:
+        """right: the statuses that are an answer."""
         try:
-            answer = await self._http.request(method, path, **options)  # pyright: ignore[reportArgumentType]
+            answer = await self._http.request(method, path, headers={"Idempotency-Key": str(key)}, json=json)
         except httpx.HTTPError as error:
             raise PaymentError(f"{method} {path}: {error!r}") from error
-        if answer.status_code not in (201, 204, 402):
+        if answer.status_code not in right:
             raise PaymentError(f"{method} {path}: {answer.status_code} {answer.text}")
         return answer
 

@@ -68,7 +68,7 @@ def process_tenants(service: Service, topics: Topics, payment: Payment) -> None:
     async def ask(key: UUID, change: Change) -> Registered | Declined | None:
         if change.event is not None:
             return await payment.register(key, change.event)
-        await payment.close_account(change.tenant)
+        await payment.close_account(key, change.tenant)
         return None
 
     async def decide(tx: Transaction, change: Change, answer: Registered | Declined | None) -> None:

@@ -11,6 +11,8 @@ What it has done stands in the journal before it answers, so it knows its idempo
 * ``die``      done, answered, and the process is gone
 * ``vanish``   done, and the process is gone without an answer
 
+``late`` makes the next closings go wrong: 504, and it is done all the same, after the tenant's next registration.
+
 `GET /journal` says what it has done. Whoever pays with ``declined`` is refused: 402.
 """
 
@@ -40,6 +42,7 @@ class Mode(StrEnum):
     TWICE = "twice"
     DIE = "die"
     VANISH = "vanish"
+    LATE = "late"
 
 
 class Provider:
@@ -49,8 +52,9 @@ class Provider:
         self._file = journal.open("a+b")
         self._file.seek(0)
         self._journal: list[dict[str, Any]] = [json.loads(line) for line in self._file]
-        self._answers = {entry["key"]: entry for entry in self._journal if entry["what"] == "registered"}
+        self._answers = {entry["key"]: entry for entry in self._journal if "key" in entry}
         self._wrong: list[Mode] = []
+        self._late: dict[str, str] = {}  # by tenant: the key of a closing that is still to be done
 
     def app(self) -> web.Application:
         """Its routes."""
@@ -63,7 +67,7 @@ class Provider:
 
     async def _register(self, request: web.Request) -> web.StreamResponse:
         key, wanted = request.headers["Idempotency-Key"], await request.json()
-        mode = self._wrong.pop(0) if self._wrong else None
+        mode = self._wrong.pop(0) if self._wrong and self._wrong[0] is not Mode.LATE else None
         if mode is Mode.FAIL:
             return web.Response(status=503, text="the provider's system is down")
         entry = self._answers.get(key)
@@ -74,6 +78,8 @@ class Provider:
             )
             entry = self._answers[key] = {"what": "registered", "tenant": wanted["id"], "key": key, "said": said}
             self._write(entry)
+            if late := self._late.pop(wanted["id"], None):
+                self._close_once(wanted["id"], late)
         if mode is Mode.VANISH:
             os._exit(1)
         if mode is Mode.SLOW:
@@ -96,8 +102,20 @@ class Provider:
         return answer
 
     async def _close(self, request: web.Request) -> web.Response:
-        self._write({"what": "closed", "tenant": request.match_info["tenant"]})
+        tenant, key = request.match_info["tenant"], request.headers["Idempotency-Key"]
+        if Mode.LATE in self._wrong:
+            self._wrong.remove(Mode.LATE)
+            self._late[tenant] = key
+            self._write({"what": "held back", "tenant": tenant})
+            return web.Response(status=504, text="the provider's system is slow")
+        self._close_once(tenant, key)
         return web.Response(status=204)
+
+    def _close_once(self, tenant: str, key: str) -> None:
+        known = key in self._answers
+        entry = {"what": "closed before" if known else "closed", "tenant": tenant, "key": key}
+        self._answers.setdefault(key, entry)
+        self._write(entry)
 
     async def _set_mode(self, request: web.Request) -> web.Response:
         self._wrong = [Mode(request.match_info["mode"])] * int(request.query.get("times", "1"))

@@ -135,14 +135,16 @@ def routes(requests: Requests, topics: Topics) -> APIRouter:
         return answer.response()
 
     @router.put("/{id}", response_model=Tenant, responses=MISSING | TAKEN | REFUSED)
-    async def modify_tenant(id: UUID, body: TenantFields) -> Response:
+    async def modify_tenant(id: UUID, body: TenantFields, key: IdempotencyKey = None) -> Response:
         """Replace a tenant's fields; it is pending again until the payment provider has agreed."""
-        return (await requests.once(lambda tx: tenants.modify(tx, id, body))).response()
+        digest = digest_of(f"PUT /tenants/{id}", body)
+        return (await requests.once(lambda tx: tenants.modify(tx, id, body), key=key, digest=digest)).response()
 
     @router.delete("/{id}", status_code=204, response_class=Response, responses=REFUSED)
-    async def delete_tenant(id: UUID) -> Response:
-        """Delete a tenant with its users."""
-        return (await requests.once(lambda tx: tenants.delete(tx, id))).response()
+    async def delete_tenant(id: UUID, key: IdempotencyKey = None) -> Response:
+        """Delete a tenant with its users. Repeated with its key, it spares a tenant that was made again meanwhile."""
+        digest = f"DELETE /tenants/{id}"
+        return (await requests.once(lambda tx: tenants.delete(tx, id), key=key, digest=digest)).response()
 
     return router
 

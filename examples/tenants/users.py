@@ -244,14 +244,16 @@ def routes(requests: Requests, topics: Topics) -> APIRouter:
         return (none if row is None else Answer.of(200, public(row))).response()
 
     @router.put("/{id}", response_model=User, responses=MISSING | REFUSED)
-    async def modify_user(tenant: UUID, id: UUID, body: ChangedUser) -> Response:
+    async def modify_user(tenant: UUID, id: UUID, body: ChangedUser, key: IdempotencyKey = None) -> Response:
         """Replace what can be changed of a user."""
-        return (await requests.once(lambda tx: users.modify(tx, tenant, id, body))).response()
+        digest = digest_of(f"PUT /tenants/{tenant}/users/{id}", body)
+        return (await requests.once(lambda tx: users.modify(tx, tenant, id, body), key=key, digest=digest)).response()
 
     @router.delete("/{id}", status_code=204, response_class=Response, responses=REFUSED)
-    async def delete_user(tenant: UUID, id: UUID) -> Response:
-        """Delete a user."""
-        return (await requests.once(lambda tx: users.delete(tx, tenant, id))).response()
+    async def delete_user(tenant: UUID, id: UUID, key: IdempotencyKey = None) -> Response:
+        """Delete a user. Repeated with its key, it spares a user that was made again meanwhile."""
+        digest = f"DELETE /tenants/{tenant}/users/{id}"
+        return (await requests.once(lambda tx: users.delete(tx, tenant, id), key=key, digest=digest)).response()
 
     return router
 
