@@ -33,7 +33,11 @@ class Payment(BaseModel):
 
 
 class Authorization(BaseModel):
-    """What goes out. acquirer_id: the bank to ask; None: there is none for this terminal, so it is declined."""
+    """What goes out. acquirer_id: the bank to ask; None: there is none for this terminal, so it is declined.
+
+    It may come twice for one `number`, and with different banks. The first one counts: ask no second bank. (Both have
+    the terminal as their key, so they come in order.)
+    """
 
     number: int
     acquirer_id: str | None
@@ -55,6 +59,8 @@ def make_routing(kafka: str, topics: Topics) -> Routing:
 
     @service.consumer(topics.payments, stateless=True, dead_letter=topics.dead_letters)
     async def route(message: Message[Payment]) -> None:
+        """Decide. A payment that is delivered again, as after a kill, is decided again, by the directory as it is then:
+        nothing here remembers the first decision."""
         terminal = terminals.get(message.value.terminal_id)
         decision = Authorization(
             number=message.value.number, acquirer_id=None if terminal is None else terminal.acquirer_id

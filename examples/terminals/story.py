@@ -126,7 +126,7 @@ class Story:
         try:
             async for record in consumer:
                 decision = Authorization.model_validate_json(record.value or b"")
-                self._authorizations[decision.number] = decision.acquirer_id
+                self._authorizations.setdefault(decision.number, decision.acquirer_id)  # the first one counts
         finally:
             await consumer.stop()
 
