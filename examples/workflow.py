@@ -2,14 +2,15 @@
 
     python -m examples.workflow
 
-No engine is needed for that. A transactional job enqueues what comes next in the transaction that ends it:
+No engine is needed for that. A job enqueues what comes next in the transaction that stores what it has done:
 
 1. *Fan-out.* `split` writes down how many items there are, and enqueues a job for each. Both are there or neither is.
    A purchase that is there already was ordered twice: it is not split again.
-2. *Fan-in.* Each `price` stores its price and counts itself done in the order's row. The update locks that row, so one
-   of them is the last, and knows it: it enqueues `send_invoice`. An attempt that fails is rolled back, count included;
-   a job that has ended does not run again. So each item counts once, and there is one invoice. Of no items none is the
-   last: then `split` enqueues `send_invoice` itself.
+2. *Fan-in.* Each `price` asks somebody else, which may take long, so no transaction is open meanwhile. Then, in one
+   transaction, it stores its price and counts itself done in the order's row. The update locks that row, so one of them
+   is the last, and knows it: it enqueues `send_invoice`. An attempt that fails before the commit leaves nothing; one
+   that comes after it finds the line stored, and counts nothing. So each item counts once, and there is one invoice. Of
+   no items none is the last: then `split` enqueues `send_invoice` itself.
 
 Between the steps there is nothing in memory: whoever dies, another instance goes on.
 """
@@ -73,17 +74,20 @@ def make_service(postgres: str, *, name: str = "workflow", schema: str = "siding
         if not lines:  # then none of them is the last one
             await send_invoice.enqueue(job.tx, Invoice(purchase=purchase.id))
 
-    @service.job(transactional=True, retry=retry)
+    @service.job(retry=retry, timeout=10)
     async def price(job: Job[Line]) -> None:
         line = job.payload
-        cents = await price_of(line.item)
-        await job.tx.execute("INSERT INTO line VALUES ($1, $2, $3)", line.purchase, line.number, cents)
-        # Last, because from here on the other lines of this purchase wait for our commit.
-        complete = await job.tx.fetchval(
-            "UPDATE purchase SET priced = priced + 1 WHERE id = $1 RETURNING priced = items", line.purchase
-        )
-        if complete:
-            await send_invoice.enqueue(job.tx, Invoice(purchase=line.purchase))
+        cents = await price_of(line.item)  # before the transaction, so that none is open meanwhile
+        async with service.transaction() as tx:
+            query = "INSERT INTO line VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING true"
+            if not await tx.fetchval(query, line.purchase, line.number, cents):
+                return  # another attempt has stored and counted it
+            # Last, because from here on the other lines of this purchase wait for our commit.
+            complete = await tx.fetchval(
+                "UPDATE purchase SET priced = priced + 1 WHERE id = $1 RETURNING priced = items", line.purchase
+            )
+            if complete:
+                await send_invoice.enqueue(tx, Invoice(purchase=line.purchase))
 
     @service.job(group="purchase", transactional=True, retry=retry)
     async def send_invoice(job: Job[Invoice]) -> None:

@@ -90,6 +90,29 @@ async def test_a_step_that_fails_counts_once_and_late(database: str, monkeypatch
     assert len(attempts) == 3 * 25
 
 
+async def test_while_a_price_is_asked_for_no_transaction_is_open(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow somebody else is, no lock and no connection waits for him; and a job does not wait for ever."""
+    query = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
+    """
+
+    async def none_open() -> bool:
+        return await value(database, query) == 0
+
+    async def price_of(item: str) -> int:
+        await eventually(none_open, "no transaction is open", seconds=5)
+        return 100 * len(item)
+
+    monkeypatch.setattr(example, "price_of", price_of)
+    service = await started(database, PURCHASES[:1])
+    assert service.registry["price"].timeout is not None
+    assert {attempt.outcome for attempt in await drain(service)} == {"succeeded"}
+    assert await value(database, "SELECT cents FROM invoice") == 400
+
+
 async def test_there_is_no_invoice_before_the_last_item_is_priced(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
