@@ -3,7 +3,7 @@
 -- One of policy latest (1) that a newer one of its group and type has followed ends as superseded instead, also when the
 -- newer one is not due yet: so a delay debounces.
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, the types of those that ended, and when
--- the next one is due.
+-- the next one is due; and whether a LIMIT has cut something off.
 -- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
 -- it would hold up all others. The next look begins there; or where the LIMIT has cut off what is due in an origin, if that is
 -- earlier: at the last job taken, since more may be due at the same moment.
@@ -13,8 +13,10 @@
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
 -- 'infinity' never is, and PostgreSQL before 17 does not calculate with that.
--- $1 executor, $2 origins, $3 epochs, $4 most jobs per origin, $5 types that leave no history, $6 only what became due then or
--- later; null: whenever
+-- Of many origins that have something due each has less room: a statement that takes too long commits nothing. Only these are
+-- counted, so that a backlog of one origin is promoted as fast among a thousand.
+-- $1 executor, $2 origins, $3 epochs, $4 most jobs per origin, and of all twenty times as many, $5 types that leave no history,
+-- $6 only what became due then or later; null: whenever
 WITH mine AS MATERIALIZED (
     SELECT o.origin, o.epoch FROM unnest($2::text[], $3::bigint[]) m (origin, epoch)
     JOIN LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j
@@ -22,12 +24,16 @@ WITH mine AS MATERIALIZED (
                     AND j.run_at >= coalesce($6::timestamptz, '-infinity')) d ON d.due <= statement_timestamp()
     JOIN sidings.origin o ON o.origin = m.origin AND o.epoch = m.epoch AND o.owner = $1
     FOR KEY SHARE OF o
+), room AS MATERIALIZED (
+    SELECT least($4::bigint, greatest(1, 20 * $4 / nullif(count(*), 0))) AS per_origin FROM mine
 ), first AS MATERIALIZED (
     SELECT j.id, j.run_at, j.policy, j.origin, j."group", j.type, mine.epoch FROM mine,
          LATERAL (SELECT * FROM sidings.job j
                   WHERE j.origin = mine.origin AND j.position IS NULL AND j.held IS NULL AND j.run_at <= statement_timestamp()
                     AND j.run_at >= coalesce($6::timestamptz, '-infinity')
-                  ORDER BY j.run_at, j.id LIMIT $4) j
+                  ORDER BY j.run_at, j.id LIMIT (SELECT per_origin FROM room)) j
+), cut AS MATERIALIZED (
+    SELECT max(run_at) AS upto FROM first GROUP BY origin HAVING count(*) >= (SELECT per_origin FROM room)
 ), due AS MATERIALIZED (
     SELECT f.* FROM first f,
          LATERAL (SELECT FROM sidings.job j
@@ -64,9 +70,9 @@ WITH mine AS MATERIALIZED (
 )
 SELECT (SELECT CASE WHEN b.begins < '0001-01-02' THEN '-infinity' ELSE b.begins END   -- before the year 1 Python has no time
         FROM (SELECT coalesce(least((SELECT min(run_at) FROM locked),
-                                    (SELECT min(f.upto) FROM (SELECT max(run_at) AS upto FROM first
-                                                              GROUP BY origin HAVING count(*) >= $4) f)),
+                                    (SELECT min(upto) FROM cut)),
                               statement_timestamp())) b (begins)) AS looked_at,
+       EXISTS (SELECT FROM cut) AS more,
        (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
        ARRAY(SELECT u.type FROM superseded u) AS superseded,
        (SELECT date_part('epoch', min(d.due) - statement_timestamp())

@@ -26,7 +26,7 @@ __all__ = ["Promoter"]
 log = logging.getLogger("sidings.executor")
 
 _POLL_SECONDS = 0.25
-_MOST_PER_ORIGIN = 1_000
+_MOST_PER_ORIGIN = 1_000  # and twenty times as many of all: half a second of Postgres' time
 _QUICK_LOOK = 0.05  # seconds; a whole look that takes longer is followed by shorter ones
 _LONG_LOOK = 3.0  # seconds: one that failed after so long is given more time
 
@@ -59,6 +59,7 @@ class Promoter:
         self._whole_at = 0.0  # when the next whole look is due
         self._whole_took = 0.0  # the last one
         self._whole_of: dict[str, int] | None = None  # the origins of the last one
+        self._most = _MOST_PER_ORIGIN
         self._looked_at: datetime | None = None  # of what was due before, the last look has left nothing
         self._following = inf  # when the next job was due then
         self._silent = silent
@@ -94,7 +95,7 @@ class Promoter:
                         self.executor_id,
                         list(epochs),
                         list(epochs.values()),
-                        _MOST_PER_ORIGIN,
+                        self._most,
                         self._silent(),
                         None if whole else self._looked_at,
                     )
@@ -102,8 +103,8 @@ class Promoter:
                     outage.over()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
                     outage.failed(error)
-                    if whole and not isinstance(error, asyncpg.LockNotAvailableError):
-                        await self._failed(now() - began)
+                    if not isinstance(error, asyncpg.LockNotAvailableError):
+                        await self._failed(now() - began, whole=whole)
                     await self.backoff.sleep(error)
                     continue
                 assert row is not None
@@ -113,6 +114,8 @@ class Promoter:
                 for kind, count in Counter[str](row["superseded"]).items():
                     self._metrics.superseded(kind, count)
                 self._looked_at = row["looked_at"]
+                if took < _LONG_LOOK:
+                    self._most = min(_MOST_PER_ORIGIN, 2 * self._most)
                 if whole:
                     self._whole_of = epochs
                     self._rest(took)
@@ -120,7 +123,7 @@ class Promoter:
                         self._link.patience = 1
                 if row["promoted"]:
                     self._on_promoted()
-                    if row["promoted"] >= _MOST_PER_ORIGIN:  # more may be due, from there on where this one has ended
+                    if row["more"]:  # from there on where this one has ended
                         continue
                 self.expect(self._following)
             else:
@@ -133,12 +136,15 @@ class Promoter:
         both, self._whole_took = min(took, self._whole_took), took
         self._whole_at = now() + rest_after(both) if both > _QUICK_LOOK else 0.0
 
-    async def _failed(self, took: float) -> None:
-        """A whole look has, perhaps since it took too long; unless the server hangs, it gets more time."""
+    async def _failed(self, took: float, *, whole: bool) -> None:
+        """A look has, perhaps since it took too long: the next one promotes half as many. A whole one may have stepped
+        over too much, and also gets more time, unless the server hangs."""
         if took >= _LONG_LOOK:
-            await self._link.be_patient()
-            if self._link.patience > 1:
-                self._rest(took)
+            self._most = max(1, self._most // 2)
+            if whole:
+                await self._link.be_patient()
+                if self._link.patience > 1:
+                    self._rest(took)
 
     async def _pause(self) -> None:
         while (left := self._next - now()) > 0:

@@ -572,6 +572,34 @@ async def test_looks_that_begin_where_the_last_one_ended_promote_all_that_was_du
                 assert len(await connection.fetch(waiting)) == left
 
 
+async def test_one_look_promotes_no_more_than_twenty_origins_have_room_for(database: str):
+    """Of a thousand origins, each of which had as many due, a look took longer than a call may take, and of some more
+    none was ever promoted. An origin that alone has something due has all of its room."""
+    origins = [f"t/{n}" for n in range(30)]
+    async with connected(database) as connection:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = "SELECT acquired_epoch FROM sidings.acquire($1, $2, 1, '1 hour', true)"
+        epochs = [row["acquired_epoch"] for row in await connection.fetch(acquire, me, origins)]
+        promote = load_sql("sidings.executor", "promote")
+        insert = """INSERT INTO sidings.job (type, origin, payload, position, run_at)
+                    SELECT 'plain', origin, '{}', NULL, now() - interval '1 s'
+                    FROM unnest($1::text[]) origin, generate_series(1, $2)"""
+
+        async def looks() -> list[int]:
+            rows, begin = list[asyncpg.Record](), None
+            while not rows or rows[-1]["more"]:
+                rows += await connection.fetch(promote, me, origins, epochs, 6, [], begin)
+                begin = rows[-1]["looked_at"]
+            assert not await connection.fetchval("SELECT count(*) FROM sidings.job WHERE position IS NULL")
+            return [row["promoted"] for row in rows]
+
+        await connection.execute(insert, origins, 9)
+        assert await looks() == [120, 120, 30]
+        await connection.execute(insert, origins[:1], 9)
+        assert await looks() == [6, 3]
+        assert await looks() == [0]
+
+
 async def test_a_delayed_job_that_is_put_off_or_held_while_it_is_looked_for_is_not_promoted(database: str):
     """The look had seen it as it was before."""
     async with connected(database) as connection, connected(database) as person:

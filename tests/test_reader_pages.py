@@ -313,6 +313,33 @@ async def test_one_look_for_what_is_due_that_took_long_leaves_no_job_waiting(
         await eventually(lambda: started)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_look_for_what_is_due_that_had_too_little_time_is_followed_by_smaller_ones(
+    database: str, monkeypatch: pytest.MonkeyPatch, whole: bool
+):
+    """On a server to which its jobs are too many for a call, each look promoted as many as the last, and was undone."""
+    monkeypatch.setattr(promoter, "_QUICK_LOOK", SECONDS if whole else -1.0)
+    monkeypatch.setattr("sidings.executor.link._REST", 1e9)
+    registry, later, most = Registry(), [0.0], list[object]()
+    monkeypatch.setattr(promoter, "now", lambda: now() + later[0])
+
+    async with running(database, registry) as executor:
+        if not whole:
+            await eventually(lambda: executor._promoter._whole_at > now() + SECONDS, "two whole looks have taken long")
+        fetchrow = executor._promoter._link.fetchrow
+
+        async def failing(query: str, *arguments: object) -> object:
+            most.append(arguments[3])
+            if len(most) <= 2:
+                later[0] += promoter._LONG_LOOK
+                raise PostgresUnavailable("it did not answer")
+            return await fetchrow(query, *arguments)
+
+        monkeypatch.setattr(executor._promoter._link, "fetchrow", failing)
+        await eventually(lambda: len(most) >= 6)
+    assert most[:6] == [1_000, 500, 250, 500, 1_000, 1_000]
+
+
 async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_by_reading_anew(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
