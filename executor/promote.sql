@@ -6,7 +6,8 @@
 -- the next one is due; and whether a LIMIT has cut something off.
 -- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
 -- it would hold up all others. The next look begins there; or where the LIMIT has cut off what is due in an origin, if that is
--- earlier: at the last job taken, since more may be due at the same moment.
+-- earlier: at the last job taken. It begins at a moment and an id, compared as one by the index: of millions that are due at one
+-- moment those that have been promoted, and cannot be removed yet, would be stepped over each time.
 -- Of jobs that are due at the same moment the first by id: else what the LIMIT leaves for the next time might stand before others of
 -- its group.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
@@ -16,12 +17,13 @@
 -- Of many origins that have something due each has less room: a statement that takes too long commits nothing. Only these are
 -- counted, so that a backlog of one origin is promoted as fast among a thousand.
 -- $1 executor, $2 origins, $3 epochs, $4 most jobs per origin, and of all twenty times as many, $5 types that leave no history,
--- $6 only what became due then or later; null: whenever
+-- $6 and $7 only what became due then, from that id on, or later; null: whenever
 WITH mine AS MATERIALIZED (
     SELECT o.origin, o.epoch FROM unnest($2::text[], $3::bigint[]) m (origin, epoch)
     JOIN LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j
                   WHERE j.origin = m.origin AND j.position IS NULL AND j.held IS NULL
-                    AND j.run_at >= coalesce($6::timestamptz, '-infinity')) d ON d.due <= statement_timestamp()
+                    AND (j.run_at, j.id) >= (coalesce($6::timestamptz, '-infinity'), coalesce($7::bigint, '-9223372036854775808'))) d
+      ON d.due <= statement_timestamp()
     JOIN sidings.origin o ON o.origin = m.origin AND o.epoch = m.epoch AND o.owner = $1
     FOR KEY SHARE OF o
 ), room AS MATERIALIZED (
@@ -30,10 +32,11 @@ WITH mine AS MATERIALIZED (
     SELECT j.id, j.run_at, j.policy, j.origin, j."group", j.type, mine.epoch FROM mine,
          LATERAL (SELECT * FROM sidings.job j
                   WHERE j.origin = mine.origin AND j.position IS NULL AND j.held IS NULL AND j.run_at <= statement_timestamp()
-                    AND j.run_at >= coalesce($6::timestamptz, '-infinity')
+                    AND (j.run_at, j.id) >= (coalesce($6::timestamptz, '-infinity'), coalesce($7::bigint, '-9223372036854775808'))
                   ORDER BY j.run_at, j.id LIMIT (SELECT per_origin FROM room)) j
 ), cut AS MATERIALIZED (
-    SELECT max(run_at) AS upto FROM first GROUP BY origin HAVING count(*) >= (SELECT per_origin FROM room)
+    SELECT run_at, id FROM (SELECT *, row_number() OVER (PARTITION BY origin ORDER BY run_at, id) AS ref FROM first) f
+    WHERE ref = (SELECT per_origin FROM room)
 ), due AS MATERIALIZED (
     SELECT f.* FROM first f,
          LATERAL (SELECT FROM sidings.job j
@@ -67,11 +70,13 @@ WITH mine AS MATERIALIZED (
     SELECT u.id, u.epoch, u.enqueued_at, u.run_at, clock_timestamp(), $1, u.attempt, 'superseded', u.priority, u.type, u.origin,
            u."group", u.headers ->> 'correlation_id', coalesce(u.payload, 'null')   -- without any it is erased, and not requeued
     FROM superseded u WHERE u.type <> ALL ($5::text[])
+), begins AS (
+    SELECT run_at, id FROM locked UNION ALL SELECT run_at, id FROM cut
+    UNION ALL SELECT statement_timestamp(), '-9223372036854775808'
+    ORDER BY run_at, id LIMIT 1
 )
-SELECT (SELECT CASE WHEN b.begins < '0001-01-02' THEN '-infinity' ELSE b.begins END   -- before the year 1 Python has no time
-        FROM (SELECT coalesce(least((SELECT min(run_at) FROM locked),
-                                    (SELECT min(upto) FROM cut)),
-                              statement_timestamp())) b (begins)) AS looked_at,
+SELECT CASE WHEN run_at < '0001-01-02' THEN '-infinity' ELSE run_at END AS looked_at,   -- before the year 1 Python has no time
+       id AS looked_at_id,
        EXISTS (SELECT FROM cut) AS more,
        (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
        ARRAY(SELECT u.type FROM superseded u) AS superseded,
@@ -80,3 +85,4 @@ SELECT (SELECT CASE WHEN b.begins < '0001-01-02' THEN '-infinity' ELSE b.begins 
              LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j
                       WHERE j.origin = m.origin AND j.position IS NULL AND j.held IS NULL
                         AND j.run_at > statement_timestamp() AND j.run_at < 'infinity') d) AS next_due_in
+FROM begins

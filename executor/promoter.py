@@ -60,7 +60,7 @@ class Promoter:
         self._whole_took = 0.0  # the last one
         self._whole_of: dict[str, int] | None = None  # the origins of the last one
         self._most = _MOST_PER_ORIGIN
-        self._looked_at: datetime | None = None  # of what was due before, the last look has left nothing
+        self._looked_at: tuple[datetime, int] | None = None  # of what was due before, the last look has left nothing
         self._following = inf  # when the next job was due then
         self._silent = silent
         self._on_promoted = on_promoted
@@ -84,6 +84,7 @@ class Promoter:
             if held:
                 epochs = {queue.name: queue.epoch for queue in held}
                 whole, began = epochs != self._whole_of or now() >= self._whole_at, now()
+                begin = None if whole else self._looked_at
                 try:
                     snapshot = await self._glance.snapshot() if len(held) >= GLANCE_FROM else None
                     if snapshot is not None and (snapshot, epochs) == self._done and now() < self._following:
@@ -97,7 +98,7 @@ class Promoter:
                         list(epochs.values()),
                         self._most,
                         self._silent(),
-                        None if whole else self._looked_at,
+                        *(begin or (None, None)),
                     )
                     self.backoff.reset()
                     outage.over()
@@ -113,7 +114,7 @@ class Promoter:
                 self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
                 for kind, count in Counter[str](row["superseded"]).items():
                     self._metrics.superseded(kind, count)
-                self._looked_at = row["looked_at"]
+                self._looked_at = row["looked_at"], row["looked_at_id"]
                 if took < _LONG_LOOK:
                     self._most = min(_MOST_PER_ORIGIN, 2 * self._most)
                 if whole:

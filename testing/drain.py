@@ -236,7 +236,8 @@ class _Drainer:
         await self._acquire()
         await self._renew()
         names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
-        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent(), None)
+        silent = self._registry.silent()
+        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, silent, None, None)
         known = [job_type.name for job_type in self._registry]
         rows = await self._first(known, names, 1)
         if not rows:

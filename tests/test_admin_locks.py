@@ -504,7 +504,7 @@ async def test_actions_in_every_order_at_once_end_every_job_exactly_once(databas
                 its_fence = await connection.fetchval("SELECT fence FROM sidings.executor WHERE id = $1", me)
                 number -= 1 - await cycle(connection, me, number, its_fence, [])
                 query = load_sql("sidings.executor", "promote")
-                await connection.fetch(query, me, [ORIGIN], [7], 1_000, [], None)
+                await connection.fetch(query, me, [ORIGIN], [7], 1_000, [], None, None)
 
     async def person(order: list[int]) -> None:
         async with acting(database) as (admin, _):

@@ -180,13 +180,13 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_releases_nor
         assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [epoch]) == []
         assert await successor.fetch(RELEASE, UUID(int=1), [ORIGIN], [1]) == []  # of a lease that it had before
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
-        [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None)
+        [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None, None)
         assert promoted["promoted"] == 0
 
 
 # Of whoever holds an origin: what follows the executor, origins and epochs.
 STATEMENTS: dict[str, tuple[object, ...]] = {
-    "promote": (10, [], None),
+    "promote": (10, [], None, None),
     "supersede": (["a"], ["latest"], [], 10),
     "renumber": (2**62, 10),
     "fire_origins": ([SINCE], [None], [SINCE], True, [ORIGIN], ["{}"]),

@@ -221,7 +221,7 @@ async def test_delayed_jobs_that_are_due_at_once_keep_their_order_however_many_s
         await connection.execute("SET enable_indexscan = off")  # the index has them in order by itself
         for _ in range(4):
             promote = load_sql("sidings.executor", "promote")
-            await connection.fetchrow(promote, me, [ORIGIN], [epoch], 8, [], None)
+            await connection.fetchrow(promote, me, [ORIGIN], [epoch], 8, [], None, None)
         rows = await connection.fetch("SELECT id FROM sidings.job ORDER BY position")
     assert [row["id"] for row in rows] == [*range(21, 31), *range(1, 21)]
 
@@ -240,7 +240,7 @@ async def test_delayed_jobs_of_a_moment_keep_their_order_beside_those_of_another
                 *(origin, moment),
             )
         promote = load_sql("sidings.executor", "promote")
-        await connection.fetchrow(promote, me, list(moments), epochs, 100, [], None)
+        await connection.fetchrow(promote, me, list(moments), epochs, 100, [], None, None)
         for origin in moments:
             rows = await connection.fetch("SELECT id FROM sidings.job WHERE origin = $1 ORDER BY position", origin)
             assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
@@ -260,7 +260,8 @@ async def test_a_promotion_that_commits_behind_later_jobs_is_found(database: str
         async with promoting.transaction():
             await promoting.execute("UPDATE sidings.job SET run_at = now()")  # nobody else sees that it is due
             row = await promoting.fetchrow(
-                load_sql("sidings.executor", "promote"), executor.id, [ORIGIN], [executor.held[ORIGIN]], 10, [], None
+                load_sql("sidings.executor", "promote"),
+                *(executor.id, [ORIGIN], [executor.held[ORIGIN]], 10, [], None, None),
             )
             assert row is not None
             assert row["promoted"] == 1

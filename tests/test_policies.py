@@ -187,7 +187,7 @@ async def test_a_delayed_job_that_is_due_is_superseded_by_nothing_else(database:
         epoch = await connection.fetchval(
             f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
         )
-        await connection.fetchrow(load_sql("sidings.executor", "promote"), me, [ORIGIN], [epoch], 8, [], None)
+        await connection.fetchrow(load_sql("sidings.executor", "promote"), me, [ORIGIN], [epoch], 8, [], None, None)
         assert await connection.fetchval("SELECT position FROM sidings.job WHERE id = $1", due) is not None
 
 
@@ -233,7 +233,7 @@ async def test_the_history_tells_of_a_superseded_job_all_that_it_had(
 ):
     """Reports reckon with it, and out of it a person has the job run after all. NULL are the payloads of jobs that
     cannot: a job that SQL has stored without one has null."""
-    arguments = (["a"], ["locate"], [], 100) if statement == "supersede" else (100, [], None)
+    arguments = (["a"], ["locate"], [], 100) if statement == "supersede" else (100, [], None, None)
     place = "nextval('sidings.job_position')" if statement == "supersede" else "NULL"
     async with connected(database) as connection:
         await connection.execute(
@@ -490,7 +490,7 @@ async def test_a_delayed_job_waits_for_no_other_but_a_locked_one_that_is_before_
         async with person.transaction():
             await person.fetch("SELECT FROM sidings.job WHERE type LIKE 'locked%' FOR UPDATE")
             promote = load_sql("sidings.executor", "promote")
-            row = await connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], None)
+            row = await connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], None, None)
         assert row is not None
         promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY position")
         assert [job["type"] for job in promoted] == ["before it", "parallel to it", "serial", "latest"]
@@ -498,7 +498,7 @@ async def test_a_delayed_job_waits_for_no_other_but_a_locked_one_that_is_before_
         begin = "SELECT run_at FROM sidings.job WHERE type = 'locked serial'"
         assert row["looked_at"] == await connection.fetchval(begin), "the next look begins there"
         assert row["next_due_in"] is None, "nothing is due later, and another look at once would find the same"
-        await connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], row["looked_at"])
+        await connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], row["looked_at"], row["looked_at_id"])
         promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY position")
         assert [job["type"] for job in promoted][4:] == ["locked serial", "behind it", "locked parallel"]
 
@@ -520,7 +520,7 @@ async def test_a_delayed_job_waits_for_none_of_another_origin_and_for_none_that_
         async with person.transaction():
             await person.fetch("SELECT FROM sidings.job WHERE type = 'locked' FOR UPDATE")
             promote = load_sql("sidings.executor", "promote")
-            row = await connection.fetchrow(promote, me, origins, epochs, 10, [], None)
+            row = await connection.fetchrow(promote, me, origins, epochs, 10, [], None, None)
         assert row is not None
         promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY type")
         assert [job["type"] for job in promoted] == ["behind it", "elsewhere"]
@@ -545,31 +545,71 @@ async def test_looks_that_begin_where_the_last_one_ended_promote_all_that_was_du
         promote = load_sql("sidings.executor", "promote")
         waiting = "SELECT type FROM sidings.job WHERE position IS NULL ORDER BY id"
 
-        async def look(begin: datetime | None) -> datetime:
-            row = await connection.fetchrow(promote, me, origins, epochs, 2, [], begin)
+        async def look(*begin: datetime | int | None) -> tuple[datetime, int]:
+            row = await connection.fetchrow(promote, me, origins, epochs, 2, [], *begin)
             assert row is not None
-            return row["looked_at"]
+            return row["looked_at"], row["looked_at_id"]
+
+        async def at(origin: str, day: int) -> tuple[datetime, int]:
+            moment = datetime(2026, 1, day, tzinfo=UTC)
+            last = "SELECT max(id) FROM sidings.job WHERE origin = $1 AND run_at = $2"
+            return moment, await connection.fetchval(last, origin, moment)
 
         async with person.transaction():
             await person.fetch("SELECT FROM sidings.job WHERE type = 'locked' FOR UPDATE")
-            begin = await look(None)
+            begin = await look(None, None)
             assert [job["type"] for job in await connection.fetch(waiting)] == ["locked", "a", "b", "c", "a"]
-            assert begin == datetime(2026, 1, 3, tzinfo=UTC), "so far the look has come in every origin"
-            assert await look(begin) == datetime(2026, 1, 7, tzinfo=UTC), "there is the locked one"
+            assert begin == await at("t/2", 3), "so far the look has come in every origin"
+            locked = await look(*begin)
+            assert locked == await at("t/0", 7), "there is the locked one"
             assert [job["type"] for job in await connection.fetch(waiting)] == ["locked", "c"]
-            assert await look(datetime(2026, 1, 7, tzinfo=UTC)) == datetime(2026, 1, 7, tzinfo=UTC)
-        begin = await look(datetime(2026, 1, 7, tzinfo=UTC))
+            assert await look(*locked) == locked
+        begin = await look(*locked)
         assert not await connection.fetch(waiting)
-        assert begin > datetime(2026, 1, 9, tzinfo=UTC), "nothing that is due is left"
+        assert begin[0] > datetime(2026, 1, 9, tzinfo=UTC), "nothing that is due is left"
 
         for due in ("-infinity", "0044-03-15 BC"):  # Python has no time for either
             await connection.execute(
                 f"""INSERT INTO sidings.job (type, origin, payload, position, run_at)
                     SELECT 'plain', 't/0', '{{}}', NULL, '{due}' FROM generate_series(1, 5)"""
             )
+            begin = None, None
             for left in (3, 1, 0):
-                begin = await look(None if left == 3 else begin)
+                begin = await look(*begin)
                 assert len(await connection.fetch(waiting)) == left
+
+
+async def test_of_jobs_due_at_one_moment_a_look_takes_those_from_the_id_on_at_which_the_last_one_ended(database: str):
+    """Or from the first one that was locked then, in whatever origin. One that is stored later under an earlier id,
+    when that moment has passed, is found by a whole look, like any that is due before it is committed."""
+    origins = ["t/0", "t/1"]
+    async with connected(database) as connection, connected(database) as person:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = "SELECT acquired_epoch FROM sidings.acquire($1, $2, 1, '1 hour', true)"
+        epochs = [row["acquired_epoch"] for row in await connection.fetch(acquire, me, origins)]
+        moment = datetime(2026, 1, 1, tzinfo=UTC)
+        insert = """INSERT INTO sidings.job (id, type, origin, payload, position, run_at) OVERRIDING SYSTEM VALUE
+                    SELECT id, 'plain', $1, '{}', NULL, $2 FROM unnest($3::int[]) id"""
+        await connection.execute(insert, "t/0", moment, [11, 13, 15, 17, 19])
+        await connection.execute(insert, "t/1", moment, [12, 14, 16, 18])
+        promote = load_sql("sidings.executor", "promote")
+
+        async def look(*begin: datetime | int | None) -> tuple[tuple[datetime, int], list[int]]:
+            row = await connection.fetchrow(promote, me, origins, epochs, 2, [], *begin)
+            assert row is not None
+            waiting = await connection.fetch("SELECT id FROM sidings.job WHERE position IS NULL ORDER BY id")
+            return (row["looked_at"], row["looked_at_id"]), [job["id"] for job in waiting]
+
+        async with person.transaction():
+            await person.fetch("SELECT FROM sidings.job WHERE id = 14 FOR UPDATE")
+            assert await look(None, None) == ((moment, 13), [14, 15, 16, 17, 18, 19])
+            assert await look(moment, 13) == ((moment, 14), [14, 18, 19])
+            await connection.execute(insert, "t/1", moment, [10])
+            assert await look(moment, 14) == ((moment, 14), [10, 14])
+        begin, waiting = await look(moment, 14)
+        assert begin[0] > moment
+        assert waiting == [10]
+        assert (await look(None, None))[1] == []
 
 
 async def test_one_look_promotes_no_more_than_twenty_origins_have_room_for(database: str):
@@ -586,10 +626,10 @@ async def test_one_look_promotes_no_more_than_twenty_origins_have_room_for(datab
                     FROM unnest($1::text[]) origin, generate_series(1, $2)"""
 
         async def looks() -> list[int]:
-            rows, begin = list[asyncpg.Record](), None
+            rows, begin = list[asyncpg.Record](), (None, None)
             while not rows or rows[-1]["more"]:
-                rows += await connection.fetch(promote, me, origins, epochs, 6, [], begin)
-                begin = rows[-1]["looked_at"]
+                rows += await connection.fetch(promote, me, origins, epochs, 6, [], *begin)
+                begin = rows[-1]["looked_at"], rows[-1]["looked_at_id"]
             assert not await connection.fetchval("SELECT count(*) FROM sidings.job WHERE position IS NULL")
             return [row["promoted"] for row in rows]
 
@@ -614,7 +654,7 @@ async def test_a_delayed_job_that_is_put_off_or_held_while_it_is_looked_for_is_n
         async with person.transaction():
             await person.execute("SELECT FROM sidings.origin FOR UPDATE")
             promote = load_sql("sidings.executor", "promote")
-            looking = asyncio.create_task(connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], None))
+            looking = asyncio.create_task(connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], None, None))
             waits = "SELECT cardinality(pg_blocking_pids($1)) > 0"
             await eventually(lambda: person.fetchval(waits, connection.get_server_pid()))
             await person.execute("UPDATE sidings.job SET run_at = now() + interval '1 hour' WHERE type = 'put off'")
