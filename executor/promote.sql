@@ -10,7 +10,8 @@
 -- moment those that have been promoted, and cannot be removed yet, would be stepped over each time.
 -- Of jobs that are due at the same moment the first by id: else what the LIMIT leaves for the next time might stand before others of
 -- its group.
--- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
+-- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest, from its end: there the newest
+-- stands, before all that has ended in the group and cannot be removed yet. EXISTS would have no order. statement_timestamp(), because
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
 -- 'infinity' never is, and PostgreSQL before 17 does not calculate with that.
@@ -46,9 +47,10 @@ WITH mine AS MATERIALIZED (
     SELECT f.* FROM first f WHERE f.id NOT IN (SELECT id FROM due)
 ), followed AS MATERIALIZED (
     SELECT d.id, d.epoch FROM due d
-    WHERE d.policy = 1 AND EXISTS (SELECT FROM sidings.job n
-                                   WHERE n.origin = d.origin AND n."group" = d."group" AND n.type = d.type
-                                     AND n.policy = 1 AND n.held IS NULL AND n.id > d.id)
+    WHERE d.policy = 1 AND (SELECT n.id FROM sidings.job n
+                            WHERE n.origin = d.origin AND n."group" = d."group" AND n.type = d.type
+                              AND n.policy = 1 AND n.held IS NULL AND n.id > d.id
+                            ORDER BY n.position DESC LIMIT 1) IS NOT NULL
 ), numbered AS MATERIALIZED (
     SELECT d.id, CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END AS position
     FROM (SELECT id FROM due e
