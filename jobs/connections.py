@@ -313,15 +313,24 @@ def _psycopg_sync(connection: "psycopg.Connection[Any]", statement: Statement) -
 
 async def _of_async_session(session: Any) -> "AsyncConnection":
     """What the session holds is written first, as before a query: only a row that has been updated is locked."""
-    if session.autoflush:
+    if _flushes(session):
         await session.flush()
     return await session.connection()
 
 
 def _of_session(session: Any) -> "AlchemyConnection":
-    if session.autoflush:
+    if _flushes(session):
         session.flush()
     return session.connection()
+
+
+def _flushes(session: Any) -> bool:
+    """Whether it would before a query: not in an event of a flush, where SQLAlchemy refuses another. Only private
+    attributes tell that (2.0 and 2.1)."""
+    inner = session
+    while hasattr(inner, "_proxied"):  # a scoped or an asynchronous one
+        inner = inner._proxied
+    return session.autoflush and not getattr(inner, "_flushing", False)
 
 
 def _alchemy_autocommit(connection: "AlchemyConnection") -> bool:

@@ -17,6 +17,7 @@ from sidings.jobs import Job, Registry, Transaction
 from sidings.schema import migrate
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.util import await_only
 
 from .guide import run
 from .support import ORIGIN, Ride, connected, fetch, value
@@ -277,6 +278,38 @@ async def test_a_session_writes_its_changes_before_the_job_so_that_the_row_is_lo
             session.commit()
     await engine.dispose()
     sync_engine.dispose()
+
+
+@pytest.mark.parametrize("scoped", [False, True], ids=["session", "scoped"])
+@pytest.mark.parametrize("event", ["before_flush", "after_flush", "after_flush_postexec"])
+async def test_a_job_may_be_stored_while_its_session_is_flushed(database: str, event: str, scoped: bool):
+    """There SQLAlchemy refuses another flush, and the caller's transaction was lost."""
+    ride = declare()
+    engine, sync_engine = create_async_engine(urls(database)), sqlalchemy.create_engine(urls(database))
+    await fetch(database, "CREATE TABLE transport (id text PRIMARY KEY, eta timestamptz)")
+    session = AsyncSession(engine)
+    given: Any = async_scoped_session(lambda: session, scopefunc=lambda: 1) if scoped else session
+
+    def flushed(*_: object) -> None:
+        await_only(ride.enqueue(given, Ride(transport="async"), origin=ORIGIN))
+
+    sqlalchemy.event.listen(session.sync_session, event, flushed)
+    session.add(Transport(id="async"))
+    await session.commit()
+    await session.close()
+    await engine.dispose()
+    with Session(sync_engine) as sync:
+        given_sync: Any = scoped_session(lambda: sync) if scoped else sync
+
+        def flushed_sync(*_: object) -> None:
+            ride.enqueue_sync(given_sync, Ride(transport="sync"), origin=ORIGIN)
+
+        sqlalchemy.event.listen(sync, event, flushed_sync)
+        sync.add(Transport(id="sync"))
+        sync.commit()
+    sync_engine.dispose()
+    for query in ('SELECT "group" FROM sidings.job ORDER BY id', "SELECT id FROM transport ORDER BY id"):
+        assert [row[0] for row in await fetch(database, query)] == ["async", "sync"]
 
 
 async def test_scoped_sessions_and_run_sync_are_accepted(database: str):
