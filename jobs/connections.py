@@ -366,7 +366,7 @@ def _for_driver(
     return statement.named, statement.named_arguments
 
 
-_BUFFERED: Any = {"stream_results": False}  # no server-side cursor can insert
+_BUFFERED: Any = {"stream_results": False, "yield_per": None}  # no server-side cursor can insert, and both make one
 
 
 # -- Django -----------------------------------------------------------------------------------------------------------

@@ -352,13 +352,19 @@ async def test_autocommit_of_one_sqlalchemy_connection_is_noticed(database: str)
     sync_engine.dispose()
 
 
-async def test_a_stream_of_results_does_not_hinder_a_job(database: str):
+@pytest.mark.parametrize("options", [{"stream_results": True}, {"yield_per": 500}], ids=str)
+async def test_a_stream_of_results_does_not_hinder_a_job(database: str, options: dict[str, Any]):
     ride = declare()
-    engine = sqlalchemy.create_engine(urls(database), execution_options={"stream_results": True})
+    engine = sqlalchemy.create_engine(urls(database), execution_options=options)
     with engine.begin() as connection:
         ride.enqueue_sync(connection, Ride(transport="a"), origin=ORIGIN)
     engine.dispose()
-    assert await value(database, "SELECT count(*) FROM sidings.job") == 1
+    for url in (urls(database), database.replace("postgresql://", "postgresql+asyncpg://")):
+        async_engine = create_async_engine(url, execution_options=options)
+        async with async_engine.begin() as connection:
+            await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+        await async_engine.dispose()
+    assert await value(database, "SELECT count(*) FROM sidings.job") == 3
 
 
 def test_another_database_is_refused():
