@@ -1,7 +1,8 @@
 """The connections that jobs and messages can be stored through, and all that their drivers differ in.
 
 None of these libraries but asyncpg is a dependency, and none is imported before a connection of it is at hand: it is
-known by the names of its class and package. Every way runs the same statements in the transaction that stands open.
+known by the names of its class and package: of the class that it says to have, since tracers wrap connections in
+proxies. Every way runs the same statements in the transaction that stands open.
 """
 
 import re
@@ -152,7 +153,7 @@ async def store(connection: Transaction | AnyConnection, statement: Statement) -
     """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
     `NotInTransaction` for one in autocommit; nothing has been sent then. `SchemaError` where the tables are not there,
     `MissingOrigin` where the row of a home went away meanwhile: these spoil the transaction."""
-    autocommit, remedy, run, connect = _way(type(connection), statement.storing)
+    autocommit, remedy, run, connect = _way(connection.__class__, statement.storing)
     opened = connection if connect is None else await connect(connection)
     if autocommit(opened):
         raise _in_autocommit(statement.storing, remedy)
@@ -166,7 +167,7 @@ async def store(connection: Transaction | AnyConnection, statement: Statement) -
 
 def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
     """`store` for synchronous code."""
-    autocommit, remedy, run, connect = _sync_way(type(connection), statement.storing)
+    autocommit, remedy, run, connect = _sync_way(connection.__class__, statement.storing)
     opened = connection if connect is None else connect(connection)
     if autocommit(opened):
         raise _in_autocommit(statement.storing, remedy)

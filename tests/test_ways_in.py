@@ -21,7 +21,7 @@ from sqlalchemy.util import await_only
 
 from .guide import run
 from .support import ORIGIN, Ride, connected, fetch, value
-from .ways import WAYS, opened
+from .ways import WAYS, Way, opened
 
 PAGE = "enqueueing.md"
 COLUMNS = 'type, origin, "group", run_at, priority, policy, payload::text, headers, position IS NULL AS delayed'
@@ -178,6 +178,38 @@ async def test_every_way_uses_the_schema_of_its_registry(empty_database: str, na
 
 
 # -- what is particular to each -----------------------------------------------------------------------------------
+
+
+class Traced:
+    """A connection as tools wrap it that trace queries: by a proxy that passes for an instance of its class."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.__dict__["wrapped"] = wrapped
+
+    @property
+    def __class__(self) -> type:
+        return self.__dict__["wrapped"].__class__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["wrapped"], name)
+
+    def __setattr__(self, name: str, to: Any) -> None:
+        setattr(self.__dict__["wrapped"], name, to)
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_a_connection_in_a_proxy_is_known_by_what_it_stands_for(database: str, name: str):
+    ride = declare()
+    async with opened(name, database) as way:
+        await way.begin()
+        traced = Way(Traced(way.connection), way.pool)
+        await traced.enqueue(ride, Ride(transport="a"), origin=ORIGIN)
+        await traced.enqueue_many(ride, [Ride(transport="a")] * 2, origin=ORIGIN)
+        await way.end("COMMIT")
+    async with opened(name, database, autocommit=True) as way:
+        with pytest.raises(NotInTransaction):
+            await Way(Traced(way.connection), way.pool).enqueue(ride, Ride(transport="a"), origin=ORIGIN)
+    assert await value(database, "SELECT count(*) FROM sidings.job") == 3
 
 
 async def test_codecs_of_the_callers_connection_do_not_change_what_is_stored(database: str):

@@ -36,15 +36,15 @@ class Way:
 
     def __init__(self, connection: Any, pool: ThreadPoolExecutor | None = None) -> None:
         self.connection = connection
-        self._pool = pool
+        self.pool = pool
 
     @property
     def synchronous(self) -> bool:
-        return self._pool is not None
+        return self.pool is not None
 
     async def do(self, function: Callable[[], Any]) -> Any:
-        if self._pool is not None:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        if self.pool is not None:
+            return await asyncio.get_running_loop().run_in_executor(self.pool, function)
         return await function()
 
     async def begin(self) -> None:
