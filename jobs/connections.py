@@ -149,30 +149,36 @@ class Way(NamedTuple, Generic[C, R]):
     connect: Callable[[Any], Any] | None = None
 
 
-async def store(connection: Transaction | AnyConnection, statement: Statement) -> Rows:
-    """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
-    `NotInTransaction` for one in autocommit; nothing has been sent then. `SchemaError` where the tables are not there,
-    `MissingOrigin` where the row of a home went away meanwhile: these spoil the transaction."""
-    autocommit, remedy, run, connect = _way(connection.__class__, statement.storing)
+async def store(
+    connection: Transaction | AnyConnection, made: Callable[[], Statement], storing: Storing = _JOBS
+) -> tuple[Statement, Rows]:
+    """Run the statement that `made` gives in the connection's open transaction. Raises `EnqueueError` for a connection
+    of an unknown kind, `NotInTransaction` for one in autocommit; nothing has been sent then. `SchemaError` where the
+    tables are not there, `MissingOrigin` where the row of a home went away meanwhile: these spoil the transaction."""
+    autocommit, remedy, run, connect = _way(connection.__class__, storing)
     opened = connection if connect is None else await connect(connection)
     if autocommit(opened):
-        raise _in_autocommit(statement.storing, remedy)
+        raise _in_autocommit(storing, remedy)
+    statement = made()  # only now: a session's flush may have waited for a lock
     try:
-        return await run(opened, statement) if statement.jobs else ()
+        return statement, (await run(opened, statement) if statement.jobs else ())
     except Exception as error:
         if (told := _told(error, statement)) is not None:
             raise told from error
         raise
 
 
-def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
+def store_sync(
+    connection: AnySyncConnection, made: Callable[[], Statement], storing: Storing = _JOBS
+) -> tuple[Statement, Rows]:
     """`store` for synchronous code."""
-    autocommit, remedy, run, connect = _sync_way(connection.__class__, statement.storing)
+    autocommit, remedy, run, connect = _sync_way(connection.__class__, storing)
     opened = connection if connect is None else connect(connection)
     if autocommit(opened):
-        raise _in_autocommit(statement.storing, remedy)
+        raise _in_autocommit(storing, remedy)
+    statement = made()
     try:
-        return run(opened, statement) if statement.jobs else ()
+        return statement, (run(opened, statement) if statement.jobs else ())
     except Exception as error:
         if (told := _told(error, statement)) is not None:
             raise told from error

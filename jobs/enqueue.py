@@ -64,10 +64,11 @@ def one_job(
     headers: Mapping[str, str] | None,
     unique_key: str | None,
     has_grown: Callable[[str], bool],
-) -> Statement:
-    """The statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`.
+) -> Callable[[], Statement]:
+    """What gives the statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`.
 
-    has_grown: whether partitions were added to a topic, so that the group may have jobs in another origin.
+    has_grown: whether partitions were added to a topic, so that the group may have jobs in another origin. It is asked
+    when the statement is about to run: until then a session's flush may have waited for the entity's row.
     """
     at_home = home is not None and origin is None
     chosen = "" if at_home else _origin(type_name, origin)
@@ -82,16 +83,17 @@ def one_job(
         payload,
         policy,
     )
-    where = _where(at_home, chosen, has_grown) if group is not None else ""
-    if where == "placed_":
-        arguments = (*arguments, _key(origin))
-        chosen = ""
-    if unique_key is None:
-        return Statement(f"insert_{where}job", schema, arguments, 1, chosen)
-    if not unique_key:
+    if unique_key == "":
         raise EnqueueError("unique_key is empty: give what must not be there twice, or None")
-    arguments = (*arguments, short("unique_key", unique_key))
-    return Statement(f"insert_unique_{where}job", schema, arguments, 1, chosen)
+    unique, last = ("", ()) if unique_key is None else ("unique_", (short("unique_key", unique_key),))
+
+    def statement() -> Statement:
+        where = _where(at_home, chosen, has_grown) if group is not None else ""
+        if where == "placed_":
+            return Statement(f"insert_{unique}placed_job", schema, (*arguments, _key(origin), *last), 1, "")
+        return Statement(f"insert_{unique}{where}job", schema, (*arguments, *last), 1, chosen)
+
+    return statement
 
 
 def many_jobs(
@@ -106,8 +108,9 @@ def many_jobs(
     priority: int,
     headers: Mapping[str, str] | None,
     has_grown: Callable[[str], bool],
-) -> Statement:
-    """The statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises `EnqueueError`.
+) -> Callable[[], Statement]:
+    """What gives the statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises
+    `EnqueueError`.
 
     groups: one for each payload, none of them empty; or None for all. payloads: the JSON of each.
     """
@@ -124,13 +127,15 @@ def many_jobs(
         _SEPARATOR.encode().join(payloads).decode(),
         policy,
     )
-    where = _where(at_home, chosen, has_grown)
-    if where == "placed_":
-        arguments = (*arguments, _key(origin))
-        chosen = ""
-    elif not where:
-        arguments = (*arguments, len(payloads))
-    return Statement(f"insert_{where}jobs", schema, arguments, len(payloads), chosen)
+    count = len(payloads)
+
+    def statement() -> Statement:
+        where = _where(at_home, chosen, has_grown)
+        if where == "placed_":
+            return Statement("insert_placed_jobs", schema, (*arguments, _key(origin)), count, "")
+        return Statement(f"insert_{where}jobs", schema, arguments if where else (*arguments, count), count, chosen)
+
+    return statement
 
 
 def _where(at_home: bool, origin: str, has_grown: Callable[[str], bool]) -> str:

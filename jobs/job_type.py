@@ -184,8 +184,8 @@ class JobType(Generic[P]):
             SchemaError: Sidings' tables are missing or old. The message says what to run; the transaction has to be
                 rolled back.
         """
-        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
-        rows = await store(tx, statement)
+        made = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        statement, rows = await store(tx, made)
         if isinstance(tx, Transaction) and rows:
             ids = tx.enqueued.setdefault(statement.origin or rows[0][1], [])
             if delay is None and run_at is None and unique_key is None:
@@ -213,8 +213,7 @@ class JobType(Generic[P]):
         Returns:
             The jobs' ids, in the order of `payloads`.
         """
-        statement = self._many(payloads, origin, delay, run_at, priority, headers)
-        rows = await store(tx, statement)
+        statement, rows = await store(tx, self._many(payloads, origin, delay, run_at, priority, headers))
         if isinstance(tx, Transaction):
             for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
                 tx.enqueued.setdefault(name, [])
@@ -239,8 +238,8 @@ class JobType(Generic[P]):
             connection: psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
                 ``django.db.connection``, with a transaction open. All else is as in `enqueue`.
         """
-        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
-        rows = store_sync(connection, statement)
+        made = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        _, rows = store_sync(connection, made)
         return rows[0][0] if rows else self._homeless()
 
     def enqueue_many_sync(
@@ -255,8 +254,7 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
         """`enqueue_many` for synchronous code, on a connection as in `enqueue_sync`."""
-        statement = self._many(payloads, origin, delay, run_at, priority, headers)
-        return self._ids(statement, store_sync(connection, statement))
+        return self._ids(*store_sync(connection, self._many(payloads, origin, delay, run_at, priority, headers)))
 
     def _one(
         self,
@@ -268,7 +266,7 @@ class JobType(Generic[P]):
         priority: int,
         headers: Mapping[str, str] | None,
         unique_key: str | None,
-    ) -> Statement:
+    ) -> Callable[[], Statement]:
         checked, text = self._payloads.prepared(payload)
         return _enqueue.one_job(
             self._destination.schema,
@@ -293,7 +291,7 @@ class JobType(Generic[P]):
         run_at: datetime | None,
         priority: int,
         headers: Mapping[str, str] | None,
-    ) -> Statement:
+    ) -> Callable[[], Statement]:
         values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._group_value)
         groups = self._groups_of(values) if self.grouped else None
         return _enqueue.many_jobs(

@@ -17,6 +17,7 @@ from sidings.kafka.parking import Parking
 from sidings.kafka.partition import Item, Partition
 from sidings.kafka.topics import _Topic as TopicRow
 from sidings.schema import load_sql
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -44,6 +45,8 @@ MOVED = [key for key in KEYS if partition_for(key.encode(), OLD) != partition_fo
 KEPT = next(key for key in KEYS if key not in MOVED)
 KEY = MOVED[0]
 GROWN = f"INSERT INTO sidings.topic (topic, partitions, former) VALUES ('positions', {NEW}, '{{{OLD}}}')"
+
+IS_BLOCKED = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 def before(key: str, topic: str = "positions") -> str:
@@ -173,8 +176,8 @@ async def test_topics_that_never_grew_pay_nothing(database):
     def statements(origin: str) -> set[str]:
         options = (None, None, 0, None)
         return {
-            ride._one(Ride(transport=KEY), origin, KEY, *options, None).name,
-            ride._many([Ride(transport=KEY)], origin, *options).name,
+            ride._one(Ride(transport=KEY), origin, KEY, *options, None)().name,
+            ride._many([Ride(transport=KEY)], origin, *options)().name,
         }
 
     assert statements("positions/1") == {"insert_job", "insert_jobs"}
@@ -200,6 +203,40 @@ async def test_every_kind_of_connection_finds_the_group(grown, name):
         await way.end("COMMIT")
     rows = await fetch(grown, "SELECT origin FROM sidings.job")
     assert [row["origin"] for row in rows] == [before(KEY)] * 4
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("name", [name for name in CONNECTIONS if name.endswith("Session")])
+async def test_a_session_that_waits_for_its_row_learns_that_the_topic_grows_meanwhile(grown, name, many):
+    """It locks the row within the enqueue, where it is flushed. What it had been told before was believed."""
+    registry, known = Registry(), set[str]()
+    registry.has_grown = known.__contains__
+    ride: Any = registry.job(name="ride", group="transport", payload=Ride)(lambda job: None)
+    async with connected(grown) as other, opened(name, grown) as way, asyncio.TaskGroup() as tasks:
+        await other.execute("CREATE TABLE orders (id text PRIMARY KEY, number int)")
+        await other.execute("INSERT INTO orders VALUES ('1', 0)")
+        async with other.transaction():
+            await other.execute("UPDATE orders SET number = 1")
+            order = await way.do(lambda: way.connection.get(Order, "1"))
+            order.number = 2
+            payload, call = Ride(transport=KEY), way.enqueue_many if many else way.enqueue
+            late = tasks.create_task(call(ride, [payload] if many else payload, origin=before(KEY)))
+            await eventually(lambda: value(grown, IS_BLOCKED))
+            known.add("positions")
+            await a_type().enqueue(other, payload, origin=after(KEY))
+        await late
+        await way.end("COMMIT")
+    assert await value(grown, "SELECT array_agg(origin) FROM sidings.job") == [after(KEY)] * 2
 
 
 async def test_many_jobs_of_one_statement_stay_together(grown):
@@ -286,10 +323,7 @@ async def test_writers_that_lock_the_entity_find_what_was_committed_while_they_w
         await first.execute(update, KEY)
         await ride.enqueue(first, Ride(transport=KEY), origin=before(KEY))
         waiting = asyncio.create_task(second.execute(update, KEY))
-        blocked = (
-            "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
-        await eventually(lambda: value(grown, blocked))
+        await eventually(lambda: value(grown, IS_BLOCKED))
         await one.commit()
         await waiting
         await ride.enqueue(second, Ride(transport=KEY), origin=after(KEY))

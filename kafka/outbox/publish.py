@@ -420,7 +420,7 @@ class Outbox:
         if tx is None:
             raise NotInTransaction("tx=None: give the transaction or connection that the message commits with")
         try:
-            rows = await store(tx, statement)
+            _, rows = await store(tx, lambda: statement, _MESSAGES)
         except NotInTransaction:
             raise
         except EnqueueError as error:
@@ -433,7 +433,7 @@ class Outbox:
         if self._is_direct(topic):
             raise InvalidMessage(f"the route of {topic!r} is direct: call `await publish(...)` or `publish_many(...)`")
         try:
-            return _receipt(store_sync(connection, statement))
+            return _receipt(store_sync(connection, lambda: statement, _MESSAGES)[1])
         except NotInTransaction:
             raise
         except EnqueueError as error:
