@@ -1,7 +1,8 @@
 """Jars: fetched once per user by their Maven coordinates, into a cache, each set into a folder of its own.
 
 Ivy out of the pyspark wheel does it (`jars/ivy-*.jar`); where pyspark is not installed, Maven does. Both
-resolve against the public default repository, or what the user's own Maven or Ivy settings name instead. Whichever it
+resolve against the public default repository, or what the user's own settings name instead: Ivy's are in
+`~/.ivy2/ivysettings.xml`, which it is told of, as by itself it reads none; Maven finds its own. Whichever repository it
 is, jars that `jars.sha256` names must be those that have been tested; of versions that it does not know, the tool has
 compared them with what the repository itself says. For new versions: `sha256sum *.jar` in the cache.
 """
@@ -169,7 +170,12 @@ def _fetch(jars: JarSet, work: Path, report: Report) -> None:
     found = list((work / "jars").glob("*.jar"))
     if not any(jar.name.startswith(jars.witness) for jar in found):
         tail = "\n".join(f"    {line}" for line in said[-25:])
-        raise DevstackError(f"fetching {jars.title} with {tool} failed; its last lines:\n{tail}")
+        raise DevstackError(
+            f"fetching {jars.title} with {tool} failed; its last lines:\n{tail}\n"
+            'Behind a proxy set JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=... -Dhttps.proxyPort=..." (Java reads no '
+            f"HTTPS_PROXY); a repository of your own is named in {_ivy_settings()}; for Maven both are in its own "
+            f"settings. Without a network, copy {cache_directory() / jars.folder} from a machine that has it"
+        )
     if other := _not_as_tested(found):
         raise DevstackError(
             f"{tool} has fetched other jars than those that were tested, under the same names: {', '.join(other)}; "
@@ -245,6 +251,10 @@ def _ivy_jar() -> Path | None:
     return next(iter(sorted((Path(found.origin).parent / "jars").glob("ivy-*.jar"))), None)
 
 
+def _ivy_settings() -> Path:
+    return Path.home() / ".ivy2" / "ivysettings.xml"
+
+
 def _ivy_command(jars: JarSet, ivy: Path, work: Path) -> list[str]:
     wanted = "".join(
         f'<dependency org="{group}" name="{name}" rev="{revision}" conf="default->default">'
@@ -261,10 +271,12 @@ def _ivy_command(jars: JarSet, ivy: Path, work: Path) -> list[str]:
     pattern = "jars/[artifact]-[revision].[ext]"
     # A cache of its own: Ivy's shared one is not safe for two processes, and keeps failures.
     cache = ["-cache", "cache"]
+    settings = ["-settings", str(_ivy_settings())] if _ivy_settings().is_file() else []
     return [
         java(),
         "-jar",
         str(ivy),
+        *settings,
         *cache,
         "-ivy",
         description.name,

@@ -941,9 +941,11 @@ def test_a_fetch_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     script = "mkdir jars; touch jars/kafka_2.13-0.jar; echo the network is gone; exit 1"
     monkeypatch.setattr(jars, "_ivy_command", lambda *_: ["sh", "-c", script])
-    with pytest.raises(DevstackError, match="the network is gone"):
+    with pytest.raises(DevstackError, match="the network is gone") as failed:
         jars.kafka_jars(lambda _: None)
     assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
+    for remedy in ("JAVA_TOOL_OPTIONS", "ivysettings.xml", str(tmp_path / "sidings" / f"kafka-{jars.KAFKA_VERSION}")):
+        assert remedy in str(failed.value)
 
 
 def test_a_fetch_whose_connection_stalls_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -974,6 +976,37 @@ def test_a_cache_may_have_letters_of_any_language_in_its_path(tmp_path: Path, mo
     assert [line for line in said if "not found" in line or "error" in line.lower()] == []
     assert any("retrieving" in line for line in said), said
     assert list((work / "cache").iterdir())
+
+
+SETTINGS_OF_IVY = """<ivysettings>
+  <settings defaultResolver="own"/>
+  <resolvers><ibiblio name="own" m2compatible="true" root="{repository}/"/></resolvers>
+</ivysettings>
+"""
+POM = """<project><modelVersion>4.0.0</modelVersion>
+  <groupId>sidings.test</groupId><artifactId>own</artifactId><version>1</version>
+</project>
+"""
+
+
+def test_ivy_fetches_from_the_repository_that_the_users_settings_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By itself it reads no settings: where only an internal repository can be reached, nothing could be fetched."""
+    ivy = jars._ivy_jar() or pytest.skip("Ivy is part of pyspark")
+    published = tmp_path / "repository" / "sidings" / "test" / "own" / "1"
+    published.mkdir(parents=True)
+    (published / "own-1.pom").write_text(POM)
+    (published / "own-1.jar").write_bytes(b"the user's own")
+    settings = tmp_path / ".ivy2" / "ivysettings.xml"
+    settings.parent.mkdir()
+    settings.write_text(SETTINGS_OF_IVY.format(repository=(tmp_path / "repository").as_uri()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    work = tmp_path / "work"
+    work.mkdir()
+    own = jars.JarSet("own", "own", (("sidings.test", "own", "1"),), witness="own-", size="")
+    said = jars._run(jars._ivy_command(own, ivy, work), work, lambda _: None)
+    fetched = work / "jars" / "own-1.jar"
+    assert fetched.exists(), said
+    assert fetched.read_bytes() == b"the user's own"
 
 
 def test_jars_that_are_not_those_that_were_tested_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
