@@ -22,6 +22,7 @@ from .state import SavedState, ServerStatus, describe
 __all__ = ["Postgres"]
 
 START_SECONDS = 60
+RETRY_SECONDS = 60  # for what passes: a port that somebody takes first, an old server whose children leave
 USER = "postgres"
 
 # fsync stays on: the tests are about what survives. Sized for a small machine that also runs everything else.
@@ -108,7 +109,8 @@ class Postgres:
 
         Raises:
             ServerStartError: It ended or was not ready in time; the text carries the last log lines.
-            ServerStateError: It is paused, or files that are not the devstack's are where its data would be.
+            ServerStateError: It is paused, files that are not the devstack's are where its data would be, or another
+                process has the pid in the lock file of its data.
             ToolMissingError: The binaries are missing.
         """
         if self._process.find() is not None:
@@ -120,12 +122,12 @@ class Postgres:
         account = server_account()
         data = open_directory(self.directory / "data", account)
         created = self._ensure_cluster(data)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + RETRY_SECONDS
         while True:
             since = self._process.log_size()
             try:
                 self._launch(data)
-                self._process.await_ready(self._says_ready, timeout=deadline - time.monotonic(), since=since)
+                self._process.await_ready(self._says_ready, timeout=START_SECONDS, since=since)
                 return
             except ServerStartError as error:
                 if created and self._port is None and not is_free(self.port) and time.monotonic() < deadline:
@@ -134,9 +136,16 @@ class Postgres:
                     continue
                 # After a SIGKILL from elsewhere the old server's children may take a moment to notice and
                 # leave.
-                signs = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
-                leaving = any(sign in line for sign in signs for line in error.lines)
-                if not leaving or time.monotonic() > deadline:
+                attached = any("pre-existing shared memory block" in line for line in error.lines)
+                locked = any('lock file "postmaster.pid" already exists' in line for line in error.lines)
+                late = time.monotonic() > deadline
+                if late and locked:
+                    lock = data / "postmaster.pid"
+                    raise ServerStateError(
+                        f"{lock} names the process {_pid_in(lock)}, which runs and is not this server: if no Postgres "
+                        "runs on this folder, delete that file (no more of it), and start again"
+                    ) from error
+                if late or not (attached or locked):
                     raise
                 time.sleep(0.1)
 
@@ -181,6 +190,7 @@ class Postgres:
         # An `initdb` whose starter was killed goes on, and has the lock until it ends.
         with (self.directory / "initdb.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self._unlock(data / "postmaster.pid")
             left = list(data.iterdir())
             if left and "password" in self._state:
                 return False
@@ -195,6 +205,13 @@ class Postgres:
             self._state.update(initdb="begun")
             self._create_cluster(data, lock.fileno())
             return True
+
+    def _unlock(self, lock: Path) -> None:
+        """Delete the lock file of a server that ran before the system was started anew. Postgres does so itself, unless
+        another process has the pid now. One that names another server is left: somebody may have started it by hand."""
+        pid = self._process.pid_before_boot()
+        if pid is not None and pid == _pid_in(lock):
+            lock.unlink()
 
     def _create_cluster(self, data: Path, lock: int) -> None:
         account = server_account()
@@ -252,6 +269,13 @@ class Postgres:
             return False
         # A killed server leaves the file behind, with its pid and "ready".
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+
+
+def _pid_in(lock: Path) -> int | None:
+    try:
+        return int(lock.read_text().split("\n")[0])
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _free_memory(pid_file: Path) -> None:

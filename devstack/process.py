@@ -27,6 +27,7 @@ __all__ = ["ServerProcess", "birth", "clean_environment", "gone", "wait_until"]
 LOG_LINES_SHOWN = 20
 STOP_SECONDS = 10
 KILL_SECONDS = 30
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, interval: float = 0.02) -> bool:
@@ -45,7 +46,7 @@ def birth(pid: int) -> str | None:
     On Linux, ticks since boot and the boot's id: what psutil computes from them moves when the clock is set.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = BOOT.read_text().strip()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else f"{boot} {fields[19]}"
     except (FileNotFoundError, ProcessLookupError):
@@ -103,6 +104,18 @@ class ServerProcess:
         except (FileNotFoundError, ValueError, psutil.NoSuchProcess):  # ValueError: empty, as after a power failure
             return None
         return process if birth(process.pid) == noted["birth"] else None
+
+    def pid_before_boot(self) -> int | None:
+        """The pid in the file, if the system has been started anew since: that process is gone, and all its children.
+
+        None also where no boot has an id. A container has its host's: started anew, it is not told from before.
+        """
+        try:
+            noted = json.loads(self.pid_file.read_text())
+            boot, _ = noted["birth"].split()
+            return noted["pid"] if boot != BOOT.read_text().strip() else None
+        except (FileNotFoundError, ValueError):  # ValueError: empty, or a birth without a boot
+            return None
 
     def require(self) -> psutil.Process:
         """The running process.

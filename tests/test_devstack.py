@@ -36,12 +36,12 @@ from sidings.devstack import (
     locations,
     postgres,
 )
-from sidings.devstack.accounts import reachable
+from sidings.devstack.accounts import reachable, server_account
 from sidings.devstack.broker import Broker, answers
 from sidings.devstack.databases import create_database, drop_database
 from sidings.devstack.locations import PORTS, free_ports
 from sidings.devstack.prepared import prepare
-from sidings.devstack.process import ServerProcess, gone, wait_until
+from sidings.devstack.process import BOOT, ServerProcess, gone, wait_until
 from sidings.devstack.sessions import session_directory
 from sidings.devstack.state import SavedState
 from sidings.devstack.topics import create_topic
@@ -472,6 +472,50 @@ def test_a_pid_file_that_names_another_process_sends_no_signal(tmp_path: Path):
         assert bystander.poll() is None
     finally:
         bystander.communicate(timeout=SECONDS)
+
+
+@pytest.fixture
+def killed_postgres(own_postgres) -> Iterator[tuple[Postgres, int]]:
+    """A server that was killed, and another process of its user that has the pid that it had."""
+    server: Postgres = own_postgres()
+    query(server.dsn, "CREATE TABLE kept AS SELECT 1 AS n")
+    server.kill()
+    account = server_account()
+    user = {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, **user) as bystander:
+        lock = server.directory / "data" / "postmaster.pid"
+        lock.write_text(re.sub(r"\A\d+", str(bystander.pid), lock.read_text()))
+        yield server, bystander.pid
+        assert bystander.poll() is None
+
+
+@pytest.mark.skipif(not BOOT.exists(), reason="no boot has an id here")
+def test_after_a_restart_of_the_system_another_process_may_have_the_servers_pid(
+    killed_postgres: tuple[Postgres, int],
+):
+    """Postgres took it for itself, and refused to start until its data was deleted."""
+    server, pid = killed_postgres
+    (server.directory / "postgres.pid").write_text(json.dumps({"pid": pid, "birth": "another-boot 1"}))
+    server.start()
+    assert query(server.dsn, "SELECT n FROM kept") == 1
+
+
+@pytest.mark.parametrize("started", ["in this boot", "by another"])
+def test_where_another_process_may_run_on_the_data_the_file_that_says_so_is_named(
+    killed_postgres: tuple[Postgres, int], started: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a container's restart, which no boot's id tells; or where somebody has started a server by hand."""
+    server, pid = killed_postgres
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    noted = {"pid": pid, "birth": f"{boot} 1"} if started == "in this boot" else {"pid": pid + 1, "birth": "another 1"}
+    (server.directory / "postgres.pid").write_text(json.dumps(noted))
+    monkeypatch.setattr(postgres, "RETRY_SECONDS", 0)
+    lock = (server.directory / "data" / "postmaster.pid").resolve()
+    with pytest.raises(ServerStateError, match=rf"{re.escape(str(lock))} names the process {pid}, .*delete that file"):
+        server.start()
+    lock.unlink()
+    server.start()
+    assert query(server.dsn, "SELECT n FROM kept") == 1
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
