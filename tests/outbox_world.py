@@ -132,6 +132,9 @@ class Database:
         g_slots, g_topics, after, upto, page, most_late, largest, late_bytes, most_looked = refills
         now = self.snapshot()
         seen = sorted(self.committed(), key=lambda r: r.id)
+        of_slot: dict[int, list[Stored]] = defaultdict(list)
+        for row in seen:
+            of_slot[row.slot].append(row)
         header = {"id": self.next_xid, "topic": now, "headers": self.server}
         self.meanwhile()
         answer: list[Any] = [Header(**header, timestamp_ms=self.next_id - 1)]
@@ -148,22 +151,20 @@ class Database:
             size = 0
             for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
                 late = [
-                    r
-                    for r in seen
-                    if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before or now)
+                    r for r in of_slot[slot] if min(marks) < r.id <= high and not self.visible(r.xid, before or now)
                 ]
                 for row in late[:most_late]:
                     size += len(row.value)
                     answer.append(line(1, ref, row, too_large=size > late_bytes))
         for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
             slot, topic, low, high = share
-            looked = [r for r in seen if r.slot == slot and low < r.id <= high][:most_looked]
+            looked = [r for r in of_slot[slot] if low < r.id <= high][:most_looked]
             found = [r for r in looked if r.topic == topic]
             answer += [line(2, ref, r) for r in found[:page]]
             if len(looked) == most_looked and len(found) < page:
                 answer.append((8, ref, looked[-1].id, None, None, None, None, None, None, None))
         for ref, (slot, high, size) in enumerate(zip(slots, highs, pages, strict=True), 1):
-            looked = [r for r in seen if r.slot == slot and r.id > high][: max(size, most_looked)]
+            looked = [r for r in of_slot[slot] if r.id > high][: max(size, most_looked)]
             answer += [line(3, ref, r) for r in [r for r in looked if r.topic not in left_out][:size]]
             if left_out:
                 top = looked[-1].id if looked else None

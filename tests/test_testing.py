@@ -465,13 +465,14 @@ async def test_a_drain_that_is_cut_off_does_not_wait_for_ever_for_a_function_tha
 async def test_a_drain_that_is_cut_off_at_any_moment_gives_all_back(database: str):
     registry, ride = declare(lambda job: None)
     await enqueue(database, ride, [Ride(transport=str(n)) for n in range(300)])
-    for step in range(30):
-        drainer = asyncio.create_task(drain(database, registry))
-        await asyncio.sleep(0.015 + step * 0.0017)
-        drainer.cancel()
-        await asyncio.wait([drainer])
-        assert await fetch(database, "SELECT id FROM sidings.executor") == []
-        assert await fetch(database, "SELECT origin FROM sidings.origin WHERE owner IS NOT NULL") == []
+    async with connected(database) as connection:
+        for step in range(30):
+            drainer = asyncio.create_task(drain(database, registry))
+            await asyncio.sleep(0.015 + step * 0.0017)
+            drainer.cancel()
+            await asyncio.wait([drainer])
+            assert await connection.fetch("SELECT id FROM sidings.executor") == []
+            assert await connection.fetch("SELECT origin FROM sidings.origin WHERE owner IS NOT NULL") == []
     await drain(database, registry)
     assert sorted(await outcomes(database)) == ["succeeded"] * 300
 
