@@ -2,9 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 from tenacity import (
     Future,
@@ -19,6 +19,7 @@ from tenacity import (
     retry_if_exception_type,
     retry_if_not_exception_message,
     retry_if_not_exception_type,
+    retry_if_not_result,
     retry_never,
     retry_unless_exception_type,
     stop_all,
@@ -98,8 +99,9 @@ class Retry:
             person while its group goes on. ``"block"`` keeps it at the head of its group, which waits for a person.
 
     Raises:
-        ConfigurationError: An argument is not such an object (a class is not one), or is a coroutine function: a
-            decision about a retry must not wait for anything. Or `retry` repeats what succeeds, whatever it returned.
+        ConfigurationError: An argument is not such an object (a class is not one), or is, or asks, a coroutine
+            function: a decision about a retry must not wait for anything. Or `retry` repeats what succeeds, whatever it
+            returned.
     """
 
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
@@ -179,21 +181,21 @@ class Retry:
         state = _call_state(failures, elapsed)
         state.outcome = Future(state.attempt_number)
         state.outcome.set_result(result)
-        if not self.retry(state):
+        if not _says_yes(self.retry, state):
             return None
         return self._decide(state, ErrorInfo.from_text("ResultRejected", f"the handler returned {result!r}"), None)
 
     def _decide(self, state: RetryCallState, info: ErrorInfo, asked: float | None) -> Outcome:
-        if asked is None and not self.retry(state):
+        if asked is None and not _says_yes(self.retry, state):
             return self._exhausted(f"not retried: {info.error_class}", info)
         delay = asked if asked is not None else self._delay(state)
         state.upcoming_sleep = delay
-        if self.stop(state):
+        if _says_yes(self.stop, state):
             return self._exhausted(f"gave up after {state.attempt_number} failures", info)
         return Again(OutcomeName.RETRIED, delay, info)
 
     def _delay(self, state: RetryCallState) -> float:
-        delay = float(self.wait(state))
+        delay = float(_known(self.wait(state)))
         if math.isnan(delay):
             raise ValueError(f"{self.wait!r} gave NaN")
         return min(max(delay, 0.0), MAX_DELAY_SECONDS)
@@ -207,14 +209,43 @@ class Retry:
 def _parts(strategy: object) -> Iterator[object]:
     """A strategy, and those that it is made of."""
     yield strategy
+    for part in _made_of(strategy):
+        yield from _parts(part)
+
+
+def _made_of(strategy: object) -> Iterator[object]:
     for kind, name in _MADE_OF:
         if isinstance(strategy, kind):
-            for part in getattr(strategy, name):
-                yield from _parts(part)
+            yield from getattr(strategy, name)
 
 
 def _is_asynchronous(strategy: object) -> bool:
-    return inspect.iscoroutinefunction(strategy) or inspect.iscoroutinefunction(type(strategy).__call__)
+    asked = (strategy, getattr(strategy, "predicate", None))
+    return any(inspect.iscoroutinefunction(its) for one in asked for its in (one, type(one).__call__))
+
+
+def _says_yes(strategy: Any, state: RetryCallState) -> bool:
+    """What `strategy` answers. Those that it is made of are asked here: in tenacity an awaitable counts as yes."""
+    call = type(strategy).__call__
+    if call in _TOGETHER:
+        return _TOGETHER[call](_says_yes(part, state) for part in _made_of(strategy))
+    if call is retry_if_not_result.__call__ and state.outcome is not None and not state.outcome.failed:
+        return not _known(strategy.predicate(state.outcome.result()))
+    return _known(strategy(state))
+
+
+def _known(answer: Any) -> Any:
+    """An answer that is there at once.
+
+    Raises:
+        TypeError: It would have to be awaited, as that of a lambda that calls a coroutine function.
+    """
+    if inspect.isawaitable(answer):
+        kind = type(cast(object, answer)).__name__
+        if inspect.iscoroutine(cast(object, answer)):
+            cast(Coroutine[Any, Any, Any], answer).close()
+        raise TypeError(f"a strategy of the retry policy answered with a {kind}, which nobody awaits")
+    return answer
 
 
 def _repeats_success(strategy: object) -> str | None:
@@ -257,6 +288,10 @@ _MADE_OF = (
     *((retry_any, "retries"), (retry_all, "retries"), (stop_any, "stops"), (stop_all, "stops")),
     *((wait_combine, "wait_funcs"), (wait_chain, "strategies")),
 )
+_TOGETHER = {
+    **dict.fromkeys((retry_any.__call__, stop_any.__call__), any),
+    **dict.fromkeys((retry_all.__call__, stop_all.__call__), all),
+}
 _EXCEPTIONS_ONLY = (
     *(retry_if_exception_type, retry_if_exception, retry_if_not_exception_type),
     *(retry_if_exception_message, retry_if_exception_cause_type, type(retry_never)),

@@ -1,6 +1,9 @@
 """Retry policies: tenacity's objects answer as they do in tenacity's own loop; what cannot work is refused."""
 
+import inspect
 import math
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from uuid import UUID
@@ -19,6 +22,7 @@ from tenacity import (
     retry_if_exception_type,
     retry_if_not_exception_message,
     retry_if_not_exception_type,
+    retry_if_not_result,
     retry_if_result,
     retry_unless_exception_type,
     stop_after_attempt,
@@ -249,6 +253,77 @@ def test_asynchronous_strategies_are_refused(what: str):
         for whole in (strategy, either, both, kinds[what][0](both)):  # type: ignore[arg-type]
             with pytest.raises(ConfigurationError, match=r"asynchronous strategies are not supported"):
                 Retry(**{what: whole})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["retry_if_result", "retry_if_not_result", "retry_if_exception"]
+    + ["wait_exception"] * hasattr(tenacity, "wait_exception"),
+)
+def test_asynchronous_predicates_are_refused(kind: str):
+    """Their answer, a coroutine, meant yes: what had succeeded ran again for ever."""
+
+    async def function(state: object) -> bool:
+        return False
+
+    class Predicate:
+        async def __call__(self, state: object) -> bool:
+            return False
+
+    what = kind.split("_")[0]
+    combined = tenacity.wait_combine if what == "wait" else retry_any
+    for predicate in (function, Predicate(), partial(function)):
+        strategy = getattr(tenacity, kind)(predicate)
+        for whole in (strategy, combined(strategy)):
+            with pytest.raises(ConfigurationError, match=r"asynchronous strategies are not supported"):
+                Retry(**{what: whole})
+
+
+OF_A_RESULT: dict[str, Callable[[Any], Any]] = {
+    "result": retry_if_result,
+    "not result": retry_if_not_result,
+    "any": lambda answer: retry_any(retry_if_result(lambda result: result == 5), retry_if_result(answer)),
+    "all": lambda answer: retry_all(retry_if_result(lambda result: result is None), retry_if_result(answer)),
+    "any in all": lambda answer: retry_all(retry_any(retry_if_not_result(answer))),
+    "of one's own": lambda answer: answer,
+}
+
+
+@pytest.mark.parametrize("strategy", OF_A_RESULT)
+def test_a_coroutine_for_an_answer_about_a_result_is_an_error_and_no_outcome(strategy: str):
+    """No declaration tells that a lambda will return one."""
+    made = list[Any]()
+    policy = Retry(retry=OF_A_RESULT[strategy](lambda _: a_coroutine(made)))
+    with pytest.raises(TypeError, match="answered with a coroutine, which nobody awaits"):
+        policy.judge_result(None, failures=0, elapsed=0)
+    assert [inspect.getcoroutinestate(each) for each in made] == [inspect.CORO_CLOSED]
+
+
+OF_AN_ERROR: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "wait": lambda answer: {"wait": answer},
+    "stop": lambda answer: {"stop": answer},
+    "stop_any": lambda answer: {"stop": tenacity.stop_any(stop_never, answer)},
+    "stop_all": lambda answer: {"stop": tenacity.stop_all(answer)},
+    "retry": lambda answer: {"retry": answer},
+    "retry_if_exception": lambda answer: {"retry": retry_any(tenacity.retry_if_exception(answer))},
+}
+
+
+@pytest.mark.parametrize("strategy", OF_AN_ERROR)
+def test_a_coroutine_for_an_answer_about_an_error_is_an_error_and_no_outcome(strategy: str):
+    made = list[Any]()
+    policy = Retry(**OF_AN_ERROR[strategy](lambda _: a_coroutine(made)))
+    with pytest.raises(TypeError, match="answered with a coroutine, which nobody awaits"):
+        policy.decide(ValueError(), failures=0, elapsed=0)
+    assert [inspect.getcoroutinestate(each) for each in made] == [inspect.CORO_CLOSED]
+
+
+def a_coroutine(made: list[Any]) -> Any:
+    async def function() -> bool:
+        return False
+
+    made.append(function())
+    return made[-1]
 
 
 def test_of_results_only_those_strategies_are_asked_that_look_at_them():
