@@ -6,6 +6,7 @@ it that a tick becomes a job once (`fire_service.sql`). What this process believ
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class PeriodicLoop:
                 self._look_at = 0.0  # what was under way may have been committed
                 await self.backoff.sleep(error)
                 continue
-            wake_at = min((row.try_at for row in self._rows.values()), default=0.0) if declared else now() + 60.0
+            wake_at = min((row.try_at for row in self._rows.values()), default=math.inf)
             await asyncio.sleep(min(max(0.0, wake_at - now()), _PAUSE_SECONDS if declared else 60.0))
 
     # -- looking ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,6 +294,25 @@ async def test_neither_what_is_not_due_nor_what_fails_is_looked_at_without_pause
         await asyncio.sleep(1.0)  # in which there are four pauses, and two tries
         assert len(turns) < 20
         assert len(asked) < 5
+
+
+async def test_an_instance_without_an_origin_waits_for_one_without_a_core_for_itself(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With jobs per origin only it has no row, and went round without a pause."""
+    ticks, pauses = Ticks(), list[float]()
+    ticks.declare("sweep", every=0.2, per="origin")
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(periodic, "asyncio", SimpleNamespace(sleep=sleep))
+    async with running(database, ticks.registry, []) as executor:
+        await eventually(lambda: len(pauses) >= 3)
+        assert set(pauses) == {periodic._PAUSE_SECONDS}
+        executor.assign(["t/0"], 2)
+        await ticks.ran("sweep", 2)
 
 
 async def test_what_cannot_be_fired_in_an_origin_that_goes_away_is_no_problem_here_any_more(database: str) -> None:
