@@ -7,7 +7,6 @@ library's own `observe` takes longer than many a handler.
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
-from math import isfinite
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -111,11 +110,9 @@ class ExecutorMetrics(Collector):
                 lists = by_type[entry.type] = [], [], []
             runs, waits, names = lists
             runs.append(finished - started)
-            due = entry.due
-            if due is not None and isfinite(due):  # SQL may say '-infinity', and that would stay in the sum
-                waits.append(started - due)
-            else:
-                waits.append(started + skew - entry.enqueued)
+            waited = started + skew - entry.enqueued
+            # It may have been due before it was there, be it for ever: SQL may say '-infinity'.
+            waits.append(waited if entry.due is None else min(waited, started - entry.due))
             names.append(outcome.name)
         for kind, (runs, waits, names) in by_type.items():
             self._run.setdefault(kind, _Durations()).add(runs)
@@ -140,7 +137,7 @@ class ExecutorMetrics(Collector):
         yield ended
         for name, text, durations in (
             ("sidings_job_run_seconds", "How long attempts ran.", self._run),
-            ("sidings_job_wait_seconds", "From enqueue or due time to the start of the attempt.", self._wait),
+            ("sidings_job_wait_seconds", "From enqueue or, if later, due time to the attempt's start.", self._wait),
         ):
             family = HistogramMetricFamily(name, text, labels=["service", "type"])
             for kind, duration in list(durations.items()):

@@ -1064,6 +1064,28 @@ async def test_a_job_that_is_due_since_ever_leaves_the_sum_of_waits_finite(datab
     assert 3_590 < waited < 3_600 + 2 * SECONDS, "since it was stored"
 
 
+@pytest.mark.parametrize(("stored", "due", "since"), [("1 minute", "1 hour", 60), ("1 hour", "5 minutes", 300)])
+async def test_a_job_has_waited_since_it_was_stored_or_due_whichever_is_later(
+    database: str, stored: str, due: str, since: int
+):
+    """It was said to have waited since a `run_at` that was long past when it was enqueued."""
+    registry, exposed = Registry(), CollectorRegistry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry, prometheus=exposed) as executor:
+        async with connected(database) as connection:
+            await connection.execute(
+                f"""INSERT INTO sidings.job (type, origin, payload, run_at, enqueued_at) VALUES
+                    ('ride', $1, '{{"number": 1}}', now() - interval '{due}', now() - interval '{stored}')""",
+                ORIGIN,
+            )
+        await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 1)
+        waited = samples(exposed)['sidings_job_wait_seconds_sum{service="test",type="ride"}']
+    assert since - 10 < waited < since + 2 * SECONDS
+
+
 def samples(registry: CollectorRegistry) -> dict[str, float]:
     """Name with sorted labels -> value."""
     return {
