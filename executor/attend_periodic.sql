@@ -2,13 +2,16 @@
 -- this process are put into force where they should be. No tick from before a schedule came into force counts; one that
 -- comes back counts from when the present one was last seen: the ticks of these minutes would be nobody's.
 -- Per service the schedule of the process that started last is in force ($5), so that a rolling deployment does not go back
--- and forth; another one comes back when no process with the present one has looked for 3 minutes. Per origin it is that
+-- and forth; another one comes back when no process with the present one has looked for 3 minutes while this one has ($7):
+-- after an outage nobody has. Who looks is seen every 92 s at least. With 50 s for 20 it would be 122, and an outage of
+-- 60 s that this one has not noticed, between two looks of its own, would make it 3 minutes. Per origin it is that
 -- of the holder, and counts from when the first origin had it, of those seen in the last day: for one that moves while a
 -- deployment rolls, or is taken back, the ticks since then are missed ones. A row that has fired nothing yet makes up for
 -- none from before the schedule that it has.
 -- Rows are locked in the order of their key. Plan: periodic_pkey, driven by unnest(); where a schedule per origin changes,
 -- all rows of its name, once.
--- $1 executor, $2 names, $3 origins ('' per service), $4 epochs, $5 whether this process has just started, $6 schedules
+-- $1 executor, $2 names, $3 origins ('' per service), $4 epochs, $5 whether this process has just started, $6 schedules,
+-- $7 whether it has looked for 3 minutes without a gap
 WITH mine AS MATERIALIZED (
     SELECT m.* FROM unnest($2::text[], $3::text[], $4::bigint[], $6::text[]) m (name, origin, epoch, schedule)
     WHERE m.origin = '' OR EXISTS (SELECT FROM sidings.origin o
@@ -18,8 +21,8 @@ WITH mine AS MATERIALIZED (
     SELECT p.name, p.origin, m.schedule, p.schedule <> m.schedule AS changed FROM mine m
     JOIN sidings.periodic p ON p.name = m.name AND p.origin = m.origin
     WHERE CASE WHEN p.schedule = m.schedule
-               THEN p.seen_at < clock_timestamp() - CASE p.origin WHEN '' THEN interval '50 s' ELSE interval '1 day' END
-               ELSE p.origin <> '' OR $5 OR p.seen_at < clock_timestamp() - interval '3 minutes' END
+               THEN p.seen_at < clock_timestamp() - CASE p.origin WHEN '' THEN interval '20 s' ELSE interval '1 day' END
+               ELSE p.origin <> '' OR $5 OR $7 AND p.seen_at < clock_timestamp() - interval '3 minutes' END
     ORDER BY p.name, p.origin
     FOR UPDATE OF p
 ), begun AS MATERIALIZED (

@@ -29,7 +29,9 @@ __all__ = ["PeriodicLoop"]
 
 log = logging.getLogger("sidings.periodic")
 
-_LOOK_SECONDS = 60.0  # how often to look at the rows although nothing calls for it
+_LOOK_SECONDS = 60.0  # how often to look at the rows although nothing calls for it, give or take a fifth
+_LATE_LOOK_SECONDS = 10.0  # a look that comes so late: Postgres was away, or this process stood still
+_WITHOUT_GAP_SECONDS = 180.0  # so long must one have looked who says that others have not
 _PAUSE_SECONDS = 0.25  # longest, so that origins which have just been acquired are noticed
 _LEAST_SECONDS = 0.002  # between two tries of a tick that came a moment too early for the server's clock
 _BUSY_SECONDS = 0.5  # how often to see whether an earlier tick's job has ended
@@ -93,7 +95,8 @@ class PeriodicLoop:
         self._started: set[str] = set()  # names whose schedule this process has put into force
         self.backoff = Backoff()
         self.outages: dict[str, Outage] = {}  # by name: of those that have a tick due here which could not be fired
-        self._look_at = 0.0
+        self._look_at = -math.inf
+        self._looking_since = math.inf  # without a gap
         self._prune_at = now() + _PRUNE_SECONDS
 
     async def run(self) -> None:
@@ -112,7 +115,7 @@ class PeriodicLoop:
                 outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
-                self._look_at = 0.0  # what was under way may have been committed
+                self._look_at = -math.inf  # what was under way may have been committed
                 await self.backoff.sleep(error)
                 continue
             wake_at = min((row.try_at for row in self._rows.values()), default=math.inf)
@@ -131,6 +134,8 @@ class PeriodicLoop:
             del self._rows[key]
         time = now()
         if time >= self._look_at:
+            if time >= self._look_at + _LATE_LOOK_SECONDS:
+                self._looking_since = time
             self._look_at = time + _LOOK_SECONDS * random.uniform(0.8, 1.2)
         else:
             wanted = [key for key in wanted if key not in self._rows]
@@ -156,6 +161,7 @@ class PeriodicLoop:
             [held[origin].epoch if origin else 0 for _, origin in keys],
             starting,
             [_periodic(declared[name]).schedule.text for name, _ in keys],
+            sent - self._looking_since >= _WITHOUT_GAP_SECONDS,
         )
         self._started.update(name for name, _ in keys)
         again = list[tuple[str, str]]()
@@ -172,7 +178,7 @@ class PeriodicLoop:
                 self._rows[row["name"], row["origin"]] = made
                 self._plan(made)
                 if not made.in_force:
-                    log.warning("%s: in force is %r, of a process that started later", row["name"], made.schedule)
+                    log.warning("%s: in force is %r, of another process", row["name"], made.schedule)
             else:
                 planned = known.try_at
                 self._plan(known)  # anew, if the server's clock has been set forward

@@ -1,6 +1,7 @@
 """Periodic jobs on a real Postgres: one job per tick, whoever fires it, and what becomes of missed ticks."""
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from sidings import Admin, Job, Registry, Tick
+from sidings.errors import PostgresUnavailable
 from sidings.executor import periodic
 from sidings.executor.periodic import PeriodicLoop
 from sidings.schema import load_sql
@@ -671,6 +673,7 @@ async def test_the_schedule_of_the_process_that_started_last_is_in_force(
 ) -> None:
     """During a rolling deployment, and when it is rolled back by ending the new processes only."""
     monkeypatch.setattr("sidings.executor.periodic._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("sidings.executor.periodic._WITHOUT_GAP_SECONDS", 0.0)
     before, after = Ticks(), Ticks()
     before.declare("often", every=0.2)
     after.declare("often", every=0.5)
@@ -682,11 +685,55 @@ async def test_the_schedule_of_the_process_that_started_last_is_in_force(
             ran = len(before.jobs["often"])
             jobs = (await before.ran("often", ran + 3))[ran:]  # its origin is still where they run
             assert all(tick.timestamp() % 0.5 == 0 for tick in times(jobs[1:]))
-            assert "often: in force is 'every 0.5 s', of a process that started later" in caplog.text
+            assert "often: in force is 'every 0.5 s', of another process" in caplog.text
         assert [record["schedule"] for record in await fetch(database, other)] == ["every 0.5 s"]
         await eventually(lambda: in_force(database, "every 0.2 s"))
         await before.ran("often", len(before.jobs["often"]) + 2)
     assert_one_row_of_ticks(before.jobs["often"])
+
+
+async def test_an_outage_brings_no_former_schedule_back(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All look at once when it ends, and none has been seen for as long as it was. The first put its own schedule into
+    force, also where it was of the former release, and the new one was there."""
+    monkeypatch.setattr("sidings.executor.periodic._LOOK_SECONDS", 0.05)
+    ticks, away, looks = Ticks(), asyncio.Event(), list[object]()
+    ticks.declare("often", every=0.2)
+    async with running(database, ticks.registry) as executor:
+        await ticks.ran("often", 2)
+        loop = executor._periodic
+        loop._looking_since = -math.inf
+        fetch_, outage = loop._link.fetch, True
+
+        async def look(query: str, *arguments: object) -> Any:
+            if outage:
+                away.set()
+                raise PostgresUnavailable("it is away")
+            looks.append(rows := await fetch_(query, *arguments))
+            return rows
+
+        monkeypatch.setattr(loop._link, "fetch", look)
+        await eventually(away.is_set)
+        other = "schedule = 'every 0.5 s', seen_at = clock_timestamp() - interval '4 minutes'"
+        await fetch(database, f"UPDATE sidings.periodic SET {other}")
+        outage = False
+        await eventually(lambda: len(looks) >= 3)
+        assert await in_force(database, "every 0.5 s")
+        loop._looking_since = -math.inf  # as it will be after three minutes
+        await eventually(lambda: in_force(database, "every 0.2 s"), "nobody with the other has been seen since")
+        # A process that has slept has seen nobody either.
+        loop._look_at, loop._looking_since = loop._look_at - 30, -math.inf
+        await eventually(lambda: loop._looking_since > -math.inf)
+
+
+async def test_who_looks_at_a_periodic_job_is_seen_within_half_a_minute(database: str) -> None:
+    """Looks are up to 72 s apart. One that is left out, in an outage that another has not noticed between two of its
+    own, must not make three minutes of it."""
+    for seconds, anew in ((5, False), (30, True)):
+        await fetch(database, "DELETE FROM sidings.periodic")
+        await remember(database, "nightly", "daily", None, unseen=timedelta(seconds=seconds))
+        before = (await row(database, "nightly"))["seen_at"]
+        await attend(database, None, "daily", "")
+        assert ((await row(database, "nightly"))["seen_at"] > before) == anew
 
 
 async def test_instances_that_start_at_the_same_moment_agree_on_the_schedule_in_force(
@@ -715,6 +762,7 @@ async def test_a_schedule_that_comes_back_has_missed_no_tick_since_the_other_was
 ) -> None:
     """As where the instances of a new release are ended at two minutes to six: the job of six o'clock was nobody's."""
     monkeypatch.setattr("sidings.executor.periodic._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("sidings.executor.periodic._WITHOUT_GAP_SECONDS", 0.0)
     ticks = Ticks()
     hourly, latest = await half_an_hour_away(database)
     ticks.declare("hourly", hourly)
@@ -730,7 +778,7 @@ async def attend(dsn: str, me: Any, schedule: str, *origins: str, starting: bool
     """An executor with this schedule looks at the rows of "nightly"; up to when their ticks count as settled."""
     look = load_sql("sidings.executor", "attend_periodic")
     names, epochs = ["nightly"] * len(origins), [7] * len(origins)
-    await fetch(dsn, look, me, names, list(origins), epochs, starting, [schedule] * len(origins))
+    await fetch(dsn, look, me, names, list(origins), epochs, starting, [schedule] * len(origins), not starting)
     rows = [await row(dsn, "nightly", origin) for origin in origins]
     return [max(known["since"], known["last_tick"] or known["since"]) for known in rows]
 
@@ -838,7 +886,7 @@ async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_com
         names, origins = [name for name, _ in keys], [origin for _, origin in keys]
         epochs = [6 if origin == "t/2" else 7 for origin in origins]  # t/2 was taken over since
         attend = load_sql("sidings.executor", "attend_periodic")
-        rows = await fetch(database, attend, me, names, origins, epochs, starting, ["daily"] * len(keys))
+        rows = await fetch(database, attend, me, names, origins, epochs, starting, ["daily"] * len(keys), not starting)
         answers |= {(answer["name"], answer["origin"]): answer for answer in rows}
         assert len(rows) == len(keys) - (not starting)
     assert answers.keys() == {*found, ("each", "t/3")}
