@@ -11,6 +11,7 @@ from enum import Enum
 from numbers import Number
 from typing import cast
 
+import pydantic_core
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError
 
@@ -21,9 +22,11 @@ __all__ = [
     "HALF",
     "MASK",
     "STAR",
+    "Leaving",
     "becomes_another",
     "changed_fields",
     "classes_in",
+    "fields_left_out",
     "fields_of",
     "has_half_characters",
     "held_by",
@@ -41,6 +44,8 @@ __all__ = [
     "same_but_for_order",
     "told",
 ]
+
+Leaving = Callable[[object], bool]  # a field's exclude_if
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 STAR = MASK[1]  # looked for first: one byte is found in a tenth of the time
@@ -63,6 +68,7 @@ _PLAIN = frozenset(  # of which no member of a union is taken for a model, or a 
 )
 _OF_A_CLASS = frozenset(("model", "dataclass", "definition-ref"))
 _TEMPORAL = frozenset(("ser_json_temporal", "val_temporal_unit"))
+_MISSING: object = getattr(pydantic_core, "MISSING", object())  # came with pydantic 2.12
 _LEAVES = frozenset((str, int, float, bool, type(None)))
 _NO_TEXT = (
     "it holds bytes that are no UTF-8, as which JSON gets them: give the model that they stand in "
@@ -189,7 +195,8 @@ def _may_become_another(part: Schema) -> bool:
 def may_be_unreadable(schema: object) -> bool:
     """Whether JSON that is written of a value of this core schema of pydantic's may not be taken by it: where an enum
     has values for which JSON has no form of their own, where a literal is a member of an enum, of which its value is
-    written, where a field is left out and has no default, and where fields of a derived class are written."""
+    written, where a field is left out and has no default, and where fields of a derived class are written; or may be
+    taken without a value that is left out, in place of which stands the default."""
     return any(map(_may_be_unreadable, parts_of(schema)))
 
 
@@ -202,10 +209,10 @@ def _may_be_unreadable(part: Schema) -> bool:
             return not all(isinstance(value, str | int | None) for value in cast(list[object], part["expected"]))
         case {"serialization_exclude": True, "schema": {"type": str() as kind}} if kind != "default":
             return True
-        case {"serialization": {"type": "any"}}:
+        case {"serialization": {"type": "any"}} | {"config": {"polymorphic_serialization": True}}:
             return True
         case _:
-            return False
+            return _may_be_left_out(part)
 
 
 def may_change(schema: object) -> bool:
@@ -261,14 +268,40 @@ def _has_other_names(part: Schema) -> bool:
 
 def _aliases(part: Schema) -> dict[object, set[object]]:
     """Of each field in it what `_first_names` tells."""
+    return {name: _first_names(field.get("validation_alias")) for name, field in _fields(part).items()}
+
+
+def _fields(part: Schema) -> Mapping[object, Schema]:
     match part:
         case {"type": "model-fields" | "typed-dict"}:
-            fields = dict(cast(Mapping[object, Schema], part["fields"]))
+            return cast(Mapping[object, Schema], part["fields"])
         case {"type": "dataclass-args"}:
-            fields = {field["name"]: field for field in cast(list[Schema], part["fields"])}
+            return {field["name"]: field for field in cast(list[Schema], part["fields"])}
         case _:
             return {}
-    return {name: _first_names(field.get("validation_alias")) for name, field in fields.items()}
+
+
+def fields_left_out(schema: object) -> dict[type, dict[str, Leaving | None]]:
+    """The models and dataclasses of this core schema of pydantic's, with their fields, and what each of these has as
+    `exclude_if`; empty where it leaves out no value."""
+    parts = list(parts_of(schema))
+    if not any(map(_may_be_left_out, parts)):
+        return {}
+    found = dict[type, dict[str, Leaving | None]]()
+    for part in parts:
+        if part.get("type") in ("model", "dataclass"):
+            inner = cast(Schema, part["schema"])
+            while str(inner.get("type")).startswith("function-") and "schema" in inner:  # validators of the whole
+                inner = cast(Schema, inner["schema"])
+            fields = cast(Mapping[str, Schema], _fields(inner))
+            found[cast(type, part["cls"])] = {
+                name: cast("Leaving | None", field.get("serialization_exclude_if")) for name, field in fields.items()
+            }
+    return found
+
+
+def _may_be_left_out(part: Schema) -> bool:
+    return part.get("serialization_exclude_if") is not None or part.get("type") == "missing-sentinel"
 
 
 def _first_names(alias: object) -> set[object]:
@@ -285,11 +318,16 @@ def classes_in(schema: object) -> frozenset[type]:
 
 
 def becomes_another(
-    value: object, read: object, classes: frozenset[type], in_doubt: Mapping[type, Mapping[str, bool]] | None = None
+    value: object,
+    read: object,
+    classes: frozenset[type],
+    in_doubt: Mapping[type, Mapping[str, bool]],
+    left_out: Mapping[type, Mapping[str, Leaving | None]],
 ) -> str:
     """What in `value` is another one in what was `read` of its JSON, and what to do; empty where nothing is. classes:
     those of its schema. What is of none of them, as where the schema says `Any`, arrives without its class by design,
-    and an instance of a class derived from one of them as that one. in_doubt: as `fields_in_doubt` has told."""
+    and an instance of a class derived from one of them as that one. in_doubt: as `fields_in_doubt` has told, and
+    left_out: as `fields_left_out` has."""
     some, there = list[object](), list[object]()
     match value, read:
         case Mapping(), _ if type(read) in classes:
@@ -313,16 +351,25 @@ def becomes_another(
                     f"a {kind.__name__} of which the handler would get a {type(read).__name__}: give the models "
                     "of the union a Literal field each, and Field(discriminator=)"
                 )
+            for name, leaves in left_out.get(kind or type(None), {}).items():
+                its = getattr(read, name, None)  # of an InitVar there is nothing
+                held = getattr(value, name, its)
+                is_out = held is _MISSING or (leaves is not None and leaves(held))
+                if is_out and held != its and not _is_the_same(held, its, tidied=False):
+                    return (
+                        f"in {name} a value that is left out of the JSON (exclude_if, or MISSING), in place of which "
+                        "the handler would get the default: make that value the default"
+                    )
             names = fields_of(read) if kind is not None else []
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
-            doubtful = (in_doubt or {}).get(type(read), {})
+            doubtful = in_doubt.get(type(read), {})
             for name in names:
                 declared = doubtful.get(name)
                 if declared is not None and (told := other_kind(getattr(value, name), getattr(read, name), declared)):
                     return f"in {name} {told}"
     for held, its in zip(some, there, strict=False):
-        if type(held) not in _LEAVES and (told := becomes_another(held, its, classes, in_doubt)):
+        if type(held) not in _LEAVES and (told := becomes_another(held, its, classes, in_doubt, left_out)):
             return told
     return ""
 

@@ -17,9 +17,11 @@ from .lossy import (
     HALF,
     MASK,
     STAR,
+    Leaving,
     becomes_another,
     changed_fields,
     classes_in,
+    fields_left_out,
     has_half_characters,
     held_by,
     is_changed,
@@ -174,6 +176,10 @@ class Payloads(Generic[P]):
         return fields_in_doubt(self._adapter.core_schema)
 
     @cached_property
+    def _left_out(self) -> dict[type, dict[str, Leaving | None]]:
+        return fields_left_out(self._adapter.core_schema)
+
+    @cached_property
     def _classes(self) -> frozenset[type]:
         return classes_in(self._adapter.core_schema)
 
@@ -196,7 +202,7 @@ class Payloads(Generic[P]):
         if self._may_become_another:
             declared = self._in_doubt.get(ROOT)
             kind = "" if declared is None else other_kind(checked, read, all(declared.values()))
-            if other := kind or becomes_another(checked, read, self._classes, self._in_doubt):
+            if other := kind or becomes_another(checked, read, self._classes, self._in_doubt, self._left_out):
                 return f"it holds {other}"
         if not self._may_change:
             return ""

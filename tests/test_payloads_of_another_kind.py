@@ -3,15 +3,16 @@
 import re
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum, StrEnum
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from uuid import UUID
 
+import pydantic_core
 import pytest
 from pydantic import (
     BaseModel,
@@ -23,6 +24,7 @@ from pydantic import (
     SerializeAsAny,
     Tag,
     TypeAdapter,
+    model_validator,
 )
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
@@ -228,6 +230,57 @@ class Counted:
     count: int = field(default=0, init=False)
 
 
+LEAVES_OUT = pytest.mark.skipif(not hasattr(pydantic_core, "MISSING"), reason="came with pydantic 2.12")
+POLYMORPHIC = pytest.mark.skipif(
+    "polymorphic_serialization" not in ConfigDict.__annotations__, reason="came with pydantic 2.13"
+)
+MISSING: Any = getattr(pydantic_core, "MISSING", None)
+IF_NOTHING: Any = {"exclude_if": lambda value: not value} if MISSING is not None else {}
+
+
+class Charge(BaseModel):
+    fee: int = Field(default=5, **IF_NOTHING)
+    note: str | None = Field(default=None, **IF_NOTHING)
+    tax: float = Field(default=0, **IF_NOTHING)
+
+    @model_validator(mode="before")
+    @classmethod
+    def as_it_is(cls, values: Any) -> Any:
+        return values
+
+
+class StoredCharge(Charge):
+    row: int = 1
+
+
+class Charges(BaseModel):
+    all: list[Charge]
+
+
+@dataclass
+class Toll:
+    fee: Annotated[int, Field(**IF_NOTHING)] = 5
+    more: InitVar[int] = 0
+    to: "int | MISSING" = 7
+
+
+class Required(BaseModel):
+    fee: int = Field(**IF_NOTHING)
+
+
+class Discounted(BaseModel):
+    discount: "int | MISSING | None" = 10
+    other: "int | MISSING" = MISSING
+
+
+class Base(BaseModel):
+    model_config: ClassVar[Any] = {"extra": "forbid", "polymorphic_serialization": True}
+
+
+class Derived(Base):
+    row: int = 1
+
+
 def nested(depth: int) -> list[Any]:
     out: list[Any] = []
     for _ in range(depth - 1):
@@ -299,6 +352,45 @@ async def test_what_nobody_can_read_again_is_refused(
                 await keep.enqueue_many(connection, [payload], origin=ORIGIN)
     await drain(database, registry)
     assert got == ([] if refused else [payload])
+
+
+@LEAVES_OUT
+@pytest.mark.parametrize(
+    ("payload", "refused"),
+    [
+        (Charge(), None),
+        (Charge(fee=1, note="a", tax=2), None),
+        (Charge(fee=5, note=None, tax=0.0), None),  # left out, and the default
+        (Charge(fee=0), "in fee a value that is left out"),  # the handler got 5
+        (Charge(note=""), "in note a value that is left out"),
+        (Charges(all=[Charge(), Charge(fee=0)]), "in fee a value that is left out"),
+        (Charges(all=[StoredCharge()]), None),
+        (Charges(all=[StoredCharge(fee=0)]), "in fee a value that is left out"),
+        (Toll(), None),
+        (Toll(fee=0), "in fee a value that is left out"),
+        (Toll(to=MISSING), "in to a value that is left out"),
+        (Required(fee=1), None),
+        (Required(fee=0), "fee\n  Field required"),  # was stored, and held when it came to run
+        (Discounted(), None),
+        (Discounted(discount=None), None),
+        (Discounted(discount=MISSING), "in discount a value that is left out"),  # the handler got 10
+        pytest.param(Base(), None, marks=POLYMORPHIC),
+        pytest.param(Derived(), "row\n  Extra inputs are not permitted", marks=POLYMORPHIC),
+    ],
+    ids=repr,
+)
+def test_a_value_that_is_left_out_is_refused_unless_it_is_the_default(payload: Any, refused: str | None) -> None:
+    registry, kinds = Registry(), (Charge, Charges, Toll, Required, Discounted, Base)
+
+    @registry.job(payload=next(kind for kind in kinds if isinstance(payload, kind)))
+    async def keep(job: Job[Any]) -> None: ...
+
+    if refused is None:
+        read = keep.load(keep.dump(payload))
+        assert read == payload or isinstance(payload, Charges)  # of which the derived ones arrive as their base
+    else:
+        with pytest.raises(InvalidPayload, match=re.escape(refused)):
+            keep.dump(payload)
 
 
 @pytest.mark.parametrize("more", [{"rows": [{"a": [n]} for n in range(1_000)]}, [10**4_000], "1x" * 5_000], ids=type)
