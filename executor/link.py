@@ -97,7 +97,8 @@ async def connect(
     it as well: it notices only when it writes that its client has gone, and a scan would go on till then. None:
     whatever it takes.
 
-    Raises `PostgresUnavailable`; `ConfigurationError` where PgBouncer answers and the settings do not say so.
+    Raises `PostgresUnavailable`; `ConfigurationError` where PgBouncer answers and the settings do not say so, or an
+    option of the DSN is refused.
     """
     connection = await _connect(settings, for_handlers, statement_seconds)
     await keep_from_children(connection)
@@ -122,7 +123,7 @@ async def _connect(
             **options,
         )
     except asyncpg.ProtocolViolationError as error:
-        if "startup parameter" in str(error):  # it would refuse them for ever
+        if "startup parameter" in str(error) and not settings.pgbouncer:  # it would refuse them for ever
             raise ConfigurationError(
                 f"the DSN leads to PgBouncer ({error}): give postgres=PostgresSettings(dsn=..., pgbouncer=True), "
                 "or set SIDINGS_POSTGRES_PGBOUNCER=true for Service.from_env"

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from ..errors import Fenced, PostgresUnavailable
+from ..errors import ConfigurationError, Fenced, PostgresUnavailable
 from ..jobs import (
     SUCCEEDED,
     Again,
@@ -259,7 +259,7 @@ class Transactional:
     async def _connect(self) -> asyncpg.Connection:
         try:
             return await connect(self._postgres, for_handlers=True)
-        except asyncpg.PostgresError as error:  # e.g. the password has been changed
+        except (asyncpg.PostgresError, ConfigurationError) as error:  # e.g. the password has been changed
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
     async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:

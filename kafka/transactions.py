@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 
-from ..errors import NotInTransaction, PostgresUnavailable
+from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from ..executor import CLEAN, PostgresSettings, disk_is_full, keep_from_children, takes_no_writes
 from ..jobs import Connection, Transaction
 from ..jobs.transaction import is_closed
@@ -268,7 +268,7 @@ class Transactions:
             used = pool.get_size() - pool.get_idle_size()
             why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}") from error
-        except _NO_ANSWER as error:
+        except (*_NO_ANSWER, ConfigurationError) as error:  # the latter of an option that this server does not take
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {error!r}") from error
 
     async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection, *, begins: bool = False) -> T:

@@ -1,17 +1,23 @@
 """What a failed connection to Postgres means for whoever wrote the DSN."""
 
 import re
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable, SchemaError, SidingsError
 
-__all__ = ["NOT_CONNECTED", "REFUSED", "check_dsn", "refusal", "refused_migration", "without_account"]
+__all__ = ["NOT_CONNECTED", "REFUSED", "check_dsn", "refusal", "refused_migration", "refused_option", "without_account"]
 
 REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
+)
+_OF_AN_OPTION = (  # with which a session is to start
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
 )
 NOT_CONNECTED = (
     OSError,
@@ -59,6 +65,29 @@ def refusal(dsn: str, error: BaseException) -> SidingsError:
             f"postgres=: {where} refuses: {error}: {remedy}, or give its role the rights that docs/operations.md names"
         )
     return PostgresUnavailable(f"no connection to {where}: {type(error).__name__}: {error}".removesuffix(": "))
+
+
+def refused_option(dsn: str, error: BaseException) -> ConfigurationError | None:
+    """What to raise for the `error` of a connection to `dsn` where that says it of an option in the DSN, which would be
+    refused for ever; asyncpg hands those to the server that it does not know, as some of libpq's."""
+    pooler = isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error)
+    if not pooler and not isinstance(error, _OF_AN_OPTION):
+        return None
+    told = set(re.findall(r"[\w.]+", str(error)))
+    options = parse_qs(urlsplit(dsn).query)
+    inner = re.findall(r"(?:-c\s*|--)([\w.]+)", " ".join(options.get("options", ())))
+    names = [name for name in (*options, *inner) if name in told]
+    if not names:
+        return None
+    whose = "PgBouncer" if pooler else "the server"
+    remedy = "leave it out, or " + ("add it to PgBouncer's ignore_startup_parameters" if pooler else "correct it")
+    if "connect_timeout" in names:
+        remedy += "; in place of connect_timeout there is PostgresSettings(connect_seconds=)"
+    where = without_account(dsn)
+    return ConfigurationError(
+        f"postgres=: {whose} at {where} refuses the DSN's option {', '.join(names)} ({error}), which is not one of the "
+        f"driver's: {remedy}"
+    )
 
 
 def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsError | None:

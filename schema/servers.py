@@ -7,6 +7,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
+from .refusals import refused_option
+
 __all__ = ["connect_any"]
 
 Attempt = asyncio.Task[asyncpg.Connection]
@@ -18,7 +20,18 @@ _NOT_THIS_ONE = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAtt
 async def connect_any(dsn: str, *, timeout: float, **options: Any) -> asyncpg.Connection:
     """`asyncpg.connect`, but of several servers each has its share of `timeout` to answer. asyncpg gives them one limit
     together: one that hangs, as a primary whose machine is gone, would keep us from its successor, for ever. When its
-    share is over it is still waited for, beside the next: it may be slow, and the only one that is any good."""
+    share is over it is still waited for, beside the next: it may be slow, and the only one that is any good.
+
+    Raises what asyncpg does; `ConfigurationError` where a server, or PgBouncer, refuses an option of the DSN's."""
+    try:
+        return await _connect_any(dsn, timeout, options)
+    except asyncpg.PostgresError as error:
+        if (told := refused_option(dsn, error)) is not None:
+            raise told from error
+        raise
+
+
+async def _connect_any(dsn: str, timeout: float, options: dict[str, Any]) -> asyncpg.Connection:
     servers = _one_by_one(dsn)
     if len(servers) == 1:
         return await asyncpg.connect(dsn, timeout=timeout, **options)

@@ -42,6 +42,11 @@ from sidings import (
     migrate,
 )
 from sidings.devstack.topics import create_topic, delete_topics
+from sidings.executor import Executor, connect
+from sidings.executor.transactional import Transactional
+from sidings.kafka.transactions import Transactions
+from sidings.schema import connect_any
+from sidings.schema.refusals import refused_option
 
 from .consumer_support import Number, a_service, offset_reaches, produce
 from .support import ORIGIN, SECONDS, connected, eventually, fetch
@@ -811,6 +816,52 @@ async def test_a_dsn_that_cannot_be_read_ends_the_start_without_showing_a_passwo
         await Service("test", postgres=dsn, prometheus=CollectorRegistry()).migrate()
     for refused in (started, migrated):
         assert "'se" not in "".join(format_exception(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("channel_binding=require", r"channel_binding .*unrecognized.*: leave it out"),
+        ("gssencmode=disable", r"gssencmode .*unrecognized.*: leave it out"),
+        ("connect_timeout=10", r"connect_timeout .*: leave it out.*PostgresSettings\(connect_seconds=\)"),
+        ("lock_timeout=3000&work_mem=much", r"option work_mem .*invalid value"),
+        ("options=-c%20idle_timeout=5", r"option idle_timeout .*unrecognized"),
+        ("max_connections=5", r"max_connections .*cannot be changed"),  # passed for an outage
+    ],
+)
+async def test_an_option_of_the_dsn_that_the_server_refuses_is_named(database, option, told):
+    """The start ended with the bare `UndefinedObjectError`; asyncpg hands to the server what it does not know."""
+    dsn = f"{database}?{option}"
+    service = Service("test", postgres=dsn, prometheus=CollectorRegistry())
+    for attempt in (
+        service.__aenter__,
+        service.migrate,
+        Executor("test", Registry(), PostgresSettings(dsn=dsn), prometheus=CollectorRegistry()).start,
+        lambda: connect(PostgresSettings(dsn=dsn), for_handlers=True),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^postgres=: the server at \S+/\S+ refuses .*{told}"):
+            await attempt()
+
+
+async def test_what_a_server_says_of_no_option_of_the_dsn_is_no_mistake_in_it(database):
+    with pytest.raises(asyncpg.UndefinedObjectError):
+        await connect_any(f"{database}?application_name=a", timeout=5, server_settings={"app_name": "b"})
+    error = asyncpg.ProtocolViolationError("no such user")  # PgBouncer's
+    assert refused_option(f"{database}?user=me", error) is None
+
+
+async def test_an_option_that_another_server_refuses_later_is_no_failure_of_a_handlers(database):
+    """As after a failover: the start, which would have told of it, is over."""
+    settings = PostgresSettings(dsn=f"{database}?channel_binding=require")
+    transactions = Transactions(settings, lambda _: None)
+    await transactions.start()
+    with pytest.raises(PostgresUnavailable, match=r"refuses the DSN.*option channel_binding"):
+        async with transactions.open():
+            pass
+    await transactions.stop()
+    transactional = Transactional(settings, lambda _: None, lambda _: None)
+    with pytest.raises(PostgresUnavailable, match=r"refuses the DSN.*option channel_binding"):
+        await transactional.connections.take()
 
 
 async def test_a_migration_without_postgres_says_where_nobody_answers(database):

@@ -138,6 +138,19 @@ async def test_a_service_that_does_not_know_of_pgbouncer_is_told(bouncer: str) -
         pass
 
 
+@pytest.mark.parametrize("pgbouncer", [True, False])
+async def test_an_option_of_the_dsn_that_pgbouncer_refuses_is_named(bouncer: str, pgbouncer: bool) -> None:
+    """The remedy that was named was `pgbouncer=True`, which was given."""
+    await reachable(bouncer)
+    settings = PostgresSettings(dsn=f"{bouncer}?connect_timeout=10", pgbouncer=pgbouncer)
+    service = Service("test", postgres=settings, prometheus=CollectorRegistry())
+    for attempt in (service.__aenter__, service.migrate) if pgbouncer else (service.migrate,):
+        told = r"PgBouncer at .* refuses the DSN's option connect_timeout .*leave it out, or add it to.*ignore_startup_"
+        with pytest.raises(ConfigurationError, match=told) as refused:
+            await attempt()
+        assert "pgbouncer=True" not in str(refused.value)
+
+
 @pytest.mark.parametrize("bouncer", ["session"], indirect=True)
 async def test_a_pool_that_has_no_connection_left_is_thought_of(bouncer: str) -> None:
     """In session mode each of an instance's has one for good; from the third on there was "TimeoutError" alone."""
