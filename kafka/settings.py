@@ -4,6 +4,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ class KafkaSettings(Settings):
         cafile: Default: the system's authorities. Files that are replaced are read again for the next connection.
         certfile: With `keyfile` and `keyfile_password`, for a client's certificate.
         sasl_mechanism: PLAIN and SCRAM take `sasl_username` and `sasl_password`, OAUTHBEARER
-            `sasl_oauth_token_provider`, GSSAPI the kerberos names.
+            `sasl_oauth_token_provider`, GSSAPI the kerberos names, and ``pip install 'aiokafka[gssapi]'``.
         sasl_oauth_token_provider: While it raises, or takes longer than `request_seconds`, Kafka is away.
         isolation_level: ``"read_committed"`` leaves out messages of aborted transactions.
         session_seconds: Without a heartbeat for so long, Kafka gives the partitions to others. It is a part of the time
@@ -114,6 +115,8 @@ class KafkaSettings(Settings):
             )
         if sasl and self.sasl_mechanism == "OAUTHBEARER" and self.sasl_oauth_token_provider is None:
             raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider")
+        if sasl and self.sasl_mechanism == "GSSAPI" and find_spec("gssapi") is None:
+            raise ConfigurationError("sasl_mechanism='GSSAPI' needs the gssapi library: pip install 'aiokafka[gssapi]'")
         if not sasl and (self.sasl_username is not None or self.sasl_password is not None):
             raise ConfigurationError(
                 f"sasl_username is given, but security_protocol={self.security_protocol!r} does not use it: "

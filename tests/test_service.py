@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, asynccontextmanager
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,6 +197,18 @@ async def test_the_pages_are_served_to_ipv6(http):
 def test_kafka_settings_that_cannot_work_are_refused_with_the_remedy(options, text):
     with pytest.raises(ConfigurationError, match=text):
         KafkaSettings(**{"bootstrap": "localhost:9092"} | options)
+
+
+@pytest.mark.parametrize("there", [None, ModuleSpec("gssapi", None)])
+def test_kerberos_without_its_library_is_refused(there, monkeypatch):
+    """Each connection failed in an assertion of aiokafka's, as if Kafka were away."""
+    monkeypatch.setattr("sidings.kafka.settings.find_spec", {"gssapi": there}.__getitem__)
+    options: Any = {"bootstrap": "localhost:9092", "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "GSSAPI"}
+    if there is not None:
+        assert KafkaSettings(**options)
+        return
+    with pytest.raises(ConfigurationError, match=r"needs the gssapi library: pip install 'aiokafka\[gssapi\]'"):
+        KafkaSettings(**options)
 
 
 def test_secrets_are_not_shown():
