@@ -268,7 +268,8 @@ class Transactions:
             used = pool.get_size() - pool.get_idle_size()
             why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}") from error
-        except (*_NO_ANSWER, ConfigurationError) as error:  # the latter of an option that this server does not take
+        # Of an option that this server does not take; and a host is looked up in a thread, which may not be had.
+        except (*_NO_ANSWER, ConfigurationError, RuntimeError) as error:
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {error!r}") from error
 
     async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection, *, begins: bool = False) -> T:

@@ -1,7 +1,9 @@
 """`service.transaction()`: what becomes of its connection when the block is over."""
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import asyncpg
@@ -54,6 +56,25 @@ async def test_a_connection_that_could_not_be_cleaned_is_nobody_elses(database: 
     monkeypatch.undo()
     async with pool.open() as tx:
         assert await tx.fetchval("SELECT pg_backend_pid()") != backend
+    await pool.stop()
+
+
+async def test_want_of_a_thread_to_look_up_the_server_is_no_failure_of_a_handlers(database: str) -> None:
+    """As at a container's limit: messages whose handler had never run were parked."""
+    pool = transactions(database.replace("127.0.0.1", "localhost"))
+    await pool.start()
+    before = threading.stack_size()
+    try:
+        threading.stack_size(1 << 46)  # more than there is: so no thread can be started
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # the former may have one
+        with pytest.raises(PostgresUnavailable, match="can't start new thread") as raised:
+            async with pool.open():
+                pass
+    finally:
+        threading.stack_size(before)
+    assert raised.value.blameless
+    async with pool.open() as tx:  # its place in the pool is free again
+        assert await tx.fetchval("SELECT 1") == 1
     await pool.stop()
 
 
