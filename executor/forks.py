@@ -2,6 +2,7 @@
 
 import logging
 import os
+from contextlib import suppress
 from weakref import WeakSet
 
 import asyncpg
@@ -20,9 +21,10 @@ def _forked() -> None:
     _forks += 1
     nothing = os.open(os.devnull, os.O_RDWR)
     for connection in list(_connections):
-        if not connection.is_closed():
-            # In its place, not closed: who still has its number would close what comes to have it.
-            os.dup2(nothing, connection._transport.get_extra_info("socket").fileno())  # pyright: ignore
+        with suppress(Exception):  # of one that is just being closed, say: the others have to be taken away, too
+            if not connection.is_closed():
+                # In its place, not closed: who still has its number would close what comes to have it.
+                os.dup2(nothing, connection._transport.get_extra_info("socket").fileno())  # pyright: ignore
     os.close(nothing)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,7 +160,9 @@ async def test_a_forked_process_keeps_no_transaction_open(database: str, whose: 
     assert transactions._pool is not None
     connection = await (connect(settings) if whose == "a loop's" else transactions._pool.acquire())
     await connection.execute("BEGIN; LOCK TABLE sidings.pause")
-    monkeypatch.setattr(forks, "_connections", [closed, *forks._connections])  # of which nothing is left to take away
+    strange = SimpleNamespace(is_closed=lambda: False)  # has no socket where it is looked for
+    # Of these nothing is left to take away.
+    monkeypatch.setattr(forks, "_connections", [closed, strange, *forks._connections])
     ready = forking.Event()
     child = forking.Process(target=_sleep, args=(ready,), daemon=True)
     child.start()
