@@ -266,7 +266,7 @@ class Executor:
 
     async def _wind_down(self) -> None:
         """The graceful part, in this order, under one deadline."""
-        deadline = now() + self.settings.shutdown_seconds
+        deadline = self._reconciler.cancel_not_before = now() + self.settings.shutdown_seconds
         self.cycles.paused = True  # 1. start nothing more
         self.cycles.unname(self.workers.give_up())
         while self.workers.running() and now() < deadline:  # 2. let handlers end

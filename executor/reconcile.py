@@ -59,6 +59,7 @@ class Reconciler:
         self.executor_id: UUID | None = None
         self.desired: frozenset[str] = frozenset()
         self.generation = 0
+        self.cancel_not_before = 0.0  # at a stop handlers have its time, also where another executor waits for them
         self._link = link
         self._scheduler = scheduler
         self._workers = workers
@@ -201,7 +202,8 @@ class Reconciler:
                     self._reader.wake()
                 continue
             if not queue.draining:
-                self._drain_until[queue] = time + (0.0 if expiring else self._settings.drain_seconds)
+                until = max(time + self._settings.drain_seconds, self.cancel_not_before)
+                self._drain_until[queue] = time if expiring else until
                 if expiring:
                     log.warning("the lease of %s cannot be renewed: stopping its jobs", queue.name)
                 self._cycles.unname(self._workers.give_up(queue))

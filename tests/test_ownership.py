@@ -11,7 +11,7 @@ from sidings.jobs import Job, Registry
 
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, Member, shares, until
-from .support import ORIGIN, SECONDS, enqueue, eventually, running
+from .support import ORIGIN, SECONDS, Ride, enqueue, eventually, outcomes, running
 
 ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
 LONG = 60.0  # a lease that no test waits for
@@ -55,6 +55,35 @@ async def test_a_stop_cancels_what_does_not_end_in_time_and_its_job_runs_elsewhe
             await fleet.finish()
         await fleet.verify()
         assert sorted(await fleet.outcomes()) == ["snoozed"] * 3 + ["succeeded"] * len(jobs)
+
+
+async def test_handlers_have_the_time_of_a_stop_also_where_a_newer_generation_waits_for_their_origin(database: str):
+    """As at each stop within a group: the instance leaves it first, so that others are assigned its partitions while
+    its handlers still run. They were cancelled when the time of a drain was over."""
+    registry, begun, go_on = Registry(), asyncio.Event(), asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        begun.set()
+        await go_on.wait()
+
+    await enqueue(database, ride, [Ride()])
+    options = {"lease_seconds": 1.5, "drain_seconds": 0.0, "shutdown_seconds": SECONDS}
+    async with (
+        running(database, registry, [ORIGIN, "t/1"], **options) as first,
+        running(database, registry, ()) as second,
+    ):
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        busy = first.scheduler.origins[ORIGIN]
+        stopping = asyncio.create_task(first.stop())
+        await eventually(lambda: first.cycles.paused)
+        second.assign([ORIGIN, "t/1"], 2)
+        await eventually(lambda: busy.draining, "the first yields")  # with no time for a drain it cancels in that turn
+        await eventually(lambda: "t/1" in second.held, "what is idle is handed over at once")
+        go_on.set()
+        await stopping
+        await second.settled(SECONDS)
+    assert await outcomes(database) == ["succeeded"]
 
 
 async def test_two_believers_of_one_generation_leave_each_other_alone(database: str, tmp_path: Path):
