@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, cast
 
-__all__ = ["Supervisor", "only_error", "relax_collector", "stop_signals"]
+__all__ = ["Supervisor", "only_error", "raise_only", "relax_collector", "stop_signals"]
 
 log = logging.getLogger("sidings.service")
 
@@ -99,6 +99,18 @@ def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return (
         only_error(cast(BaseExceptionGroup[BaseException], error)) if isinstance(error, BaseExceptionGroup) else error
     )
+
+
+def raise_only(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """Raise the only exception of the group, or the group, which is handled now. What has caused it stays with it:
+    `from None` would hide that, as it stands in the same object."""
+    error = only_error(group)
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, group  # its traceback leads here
 
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -15,7 +15,7 @@ from ..jobs import Registry
 from ..jobs.tracing import tracing
 from ..kafka import Consumer, Directory, KafkaExecutor
 from ..schema import REFUSED, refusal
-from ..supervision import Supervisor, only_error
+from ..supervision import Supervisor, raise_only
 from .configuration import Configuration
 from .lookups import look_up_apart
 from .monitor import Monitor, ProblemMetrics
@@ -122,7 +122,7 @@ class Life:
                     raise
                 self._stack = stack.pop_all()
         except BaseExceptionGroup as group:
-            raise only_error(group) from None
+            raise_only(group)
         finally:
             if not self.running:
                 self._supervisor.stopping = True  # its executor does not start any more
@@ -287,7 +287,8 @@ class Life:
         try:
             await self._stack.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
-            raise only_error(group) from None
+            if group.exceptions != (error,):  # else the block's own goes on as it is, also if it is a group
+                raise_only(group)
         finally:
             self._stack = None
 

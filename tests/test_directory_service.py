@@ -215,9 +215,10 @@ async def test_a_directory_that_cannot_be_loaded_ends_the_service(topic, sidings
     (tmp_path / "file").touch()
     service = a_service(sidings_kafka)
     service.directory(name, model=Acquirer, storage=SQLite(tmp_path / "file" / "terminals.db"))
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError) as raised:
         async with service:
             await asyncio.sleep(SECONDS)
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 async def test_nothing_reads_a_directory_that_could_not_be_loaded_where_nobody_can_end_the_service(

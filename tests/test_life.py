@@ -246,12 +246,14 @@ async def test_a_kafka_that_hangs_gives_handlers_no_more_time_at_a_stop(database
 
 async def test_a_start_that_fails_half_way_says_why_and_nothing_else(database, sidings_kafka, caplog, monkeypatch):
     async def fails(_: Relay) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError from cause
 
+    cause = KeyError("why")
     monkeypatch.setattr(Executor, "start", fails)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as raised:
         async with a_service(database, sidings_kafka):
             pass
+    assert raised.value.__cause__ is cause
     assert "has ended unexpectedly" not in caplog.text
 
 

@@ -380,6 +380,16 @@ async def test_errors_of_the_body_come_out_as_they_are(database):
             raise ZeroDivisionError
 
 
+@pytest.mark.parametrize("kind", [lambda: ValueError("a bug"), lambda: ExceptionGroup("of two", [ValueError("a bug")])])
+async def test_errors_of_the_body_keep_their_cause_and_groups_of_one_stay_groups(database, kind):
+    error, cause = kind(), KeyError("why")
+    with pytest.raises((ValueError, ExceptionGroup)) as raised:
+        async with a_service(database, assignment=HERE):
+            raise error from cause
+    assert raised.value is error
+    assert error.__cause__ is cause
+
+
 async def test_a_part_that_dies_brings_the_service_down_loudly(database, topic, sidings_kafka, caplog, monkeypatch):
     service = a_service(database, sidings_kafka)
     service.consumer(await topic(), model=Number)(record)

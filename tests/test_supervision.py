@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from sidings.supervision import Supervisor, only_error
+from sidings.supervision import Supervisor, only_error, raise_only
 
 from .support import SECONDS, eventually
 
@@ -54,6 +54,28 @@ async def test_a_part_that_ends_is_told_of_also_where_nobody_can_be_cancelled():
 def test_of_several_errors_none_is_hidden():
     both = ExceptionGroup("both", [ValueError("one"), ValueError("another")])
     assert only_error(ExceptionGroup("around", [both])) is both
+
+
+async def test_an_error_that_ends_a_service_keeps_what_has_caused_it():
+    """Its cause, what was handled when it was raised, and that somebody has hidden that."""
+    caused, met, hidden = ValueError("caused"), ValueError("met"), ValueError("hidden")
+    caused.__cause__ = met.__context__ = hidden.__context__ = cause = KeyError("why")
+    hidden.__suppress_context__ = True
+    told: list[tuple[BaseException | None, BaseException | None, bool]] = []
+
+    async def end(error: Exception) -> None:
+        try:
+            async with asyncio.TaskGroup():
+                raise error
+        except ExceptionGroup as group:
+            raise_only(group)
+
+    for error in (caused, met, hidden):
+        with pytest.raises(ValueError, match=str(error)) as raised:
+            await end(error)
+        assert raised.value is error
+        told.append((error.__cause__, error.__context__, error.__suppress_context__))
+    assert told == [(cause, None, True), (None, cause, False), (None, cause, True)]
 
 
 FORK = """

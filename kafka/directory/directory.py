@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from ...errors import ConfigurationError, DirectoryBehind, DirectoryNotReady
 from ...exposition import show, show_no_more
-from ...supervision import only_error
+from ...supervision import raise_only
 from ...waiting import set_within
 from ..checks import check_loop, check_seconds
 from ..message import check_topic
@@ -319,7 +319,7 @@ class Directory(Generic[T]):
                 await self._follower.run()
                 limit.cancel()
         except BaseExceptionGroup as errors:
-            raise only_error(errors) from None
+            raise_only(errors)
         finally:
             show_no_more(metrics, self._prometheus)
             self._loaded.set()  # nobody needs to wait any more
