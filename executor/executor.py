@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,7 +23,7 @@ from ..schema import load_sql
 from .clock import now
 from .cycles import CycleLoop
 from .leases import LeaseEvents, LeaseThread, tell_loop
-from .link import Backoff, Link, check_schema
+from .link import Backoff, Link, check_schema, close_all
 from .metrics import ExecutorMetrics
 from .notify import Notifier
 from .periodic import PeriodicLoop
@@ -234,10 +235,12 @@ class Executor:
         """
         self._stopped = True
         async with self._stopping:  # who comes second returns when all is done
-            if self._main is not None:
-                await self._stop(self._main)
-            if self._prometheus is not None:
-                show_no_more(self.metrics, self._prometheus)
+            try:
+                if self._main is not None:
+                    await self._stop(self._main)
+            finally:
+                if self._prometheus is not None:
+                    show_no_more(self.metrics, self._prometheus)
 
     async def _stop(self, main: asyncio.Task[None]) -> None:
         try:
@@ -246,14 +249,13 @@ class Executor:
                 await self._wind_down()
         finally:
             main.cancel()
-            try:
+            async with AsyncExitStack() as ends:  # the last first; each, also where this is cancelled again and again
+                ends.push_async_callback(close_all, self._links.values())
+                ends.push_async_callback(self._leases.stop)
+                ends.callback(self._watchdog.stop)
+                ends.push_async_callback(self._transactional.close)
+                ends.push_async_callback(self.workers.stop)
                 await asyncio.gather(main, return_exceptions=True)
-                await self.workers.stop()
-                await self._transactional.close()
-            finally:  # also where it is cancelled again and again: leases of what runs no more are renewed no more
-                self._watchdog.stop()
-                await self._leases.stop()
-            await asyncio.gather(*(link.close() for link in self._links.values()))
 
     async def wait(self) -> None:
         """Return when the executor has been stopped; raise what ended it otherwise."""

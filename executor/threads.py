@@ -52,6 +52,7 @@ class HandlerThreads:
 
     def stop(self) -> None:
         """Begin nothing more. Threads that run are left to themselves."""
+        self.stopping = True
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -54,6 +54,12 @@ class Worker:
             self.reason = reason
         self.task.cancel()
 
-    def left(self, _: object) -> None:
-        """The thread has returned when nobody waited for it any more."""
+    def leave(self) -> None:
+        """Nobody waits any more for what it ran. `entry` stays while a plain function goes on in its thread."""
+        if self.call is None or self.call.cancel():
+            self.entry = None
+        else:
+            self.call.add_done_callback(self._left)
+
+    def _left(self, _: object) -> None:
         self.entry = None

@@ -86,7 +86,8 @@ class Workers:
         """Cancel everything: the executor has come to its end. No cancellation is taken for a handler's own any more,
         or a loop that shuts down would wait for ever for workers that go on."""
         if not self._stopping:
-            self._stopping = self._threads.stopping = True
+            self._stopping = True
+            self._threads.stop()
             for task in self._tasks():
                 task.cancel()
 
@@ -107,11 +108,8 @@ class Workers:
             if pending:
                 log.error("stopped although %s handlers take no notice of their cancellation", len(pending))
             for worker in self.all:  # `entry` stays where a handler still runs: the watchdog goes on looking there
-                if worker.call is not None and not worker.call.cancel():
-                    worker.call.add_done_callback(worker.left)
-                elif worker.task not in pending:
-                    worker.entry = None
-        self._threads.stop()
+                if worker.call is not None or worker.task not in pending:
+                    worker.leave()
 
     def in_threads(self) -> Entry | None:
         """The job of a plain function that has not returned yet, which a stop leaves to itself."""
@@ -469,8 +467,7 @@ class Workers:
     ) -> Outcome | None:
         """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""
         if self._stopping:
-            if worker.call is None:  # else `stop` looks whether its thread goes on
-                worker.entry = None
+            worker.leave()
             raise asyncio.CancelledError
         match worker.reason:
             case CancelReason.TIMEOUT:

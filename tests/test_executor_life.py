@@ -2,8 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.errors import PostgresUnavailable
 from sidings.jobs import Job, Registry
 
@@ -179,3 +183,57 @@ async def test_leases_are_renewed_no_more_when_a_stop_is_cancelled_again_and_aga
             await asyncio.sleep(0)
         await eventually(lambda: not executor.workers.running(), "its handler has ended", seconds=1.0)
         await eventually(free, "the lease has run out", seconds=15.0)
+
+
+class NoThreadIsFree(ThreadPoolExecutor):
+    """Takes calls, and begins none."""
+
+    taken = threading.Event()
+
+    def submit(self, *_: object) -> Any:
+        self.taken.set()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_plain_function_holds_up_nothing_when_a_stop_is_cancelled_again_and_again(
+    database: str, monkeypatch: pytest.MonkeyPatch, begins: bool
+):
+    """It passed for running when it had returned, or never begun: the process was ended when the lease ran out.
+    Connections, the threads of handlers and the metrics stayed as well."""
+    registry, begun, go_on, prometheus = Registry(), threading.Event(), threading.Event(), CollectorRegistry()
+
+    @registry.job()
+    def ride(job: Job[Ride]) -> None:
+        begun.set()
+        go_on.wait(SECONDS)
+
+    async def connections() -> int:
+        ours = "datname = current_database() AND application_name = 'sidings'"
+        return await value(database, f"SELECT count(*) FROM pg_stat_activity WHERE {ours}")
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("sidings")]
+
+    if not begins:
+        monkeypatch.setattr("sidings.executor.threads.ThreadPoolExecutor", NoThreadIsFree)
+        begun = NoThreadIsFree.taken
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry, exit_when_fenced=False, prometheus=prometheus) as executor:
+        await eventually(begun.is_set)
+        stopping = asyncio.create_task(executor.stop())
+        await asyncio.sleep(0)
+        while not stopping.done():
+            stopping.cancel()
+            await asyncio.sleep(0)
+        assert stopping.cancelled()
+        await eventually(lambda: all(worker.task and worker.task.done() for worker in executor.workers.all))
+        assert executor.workers.running() == begins, "a thread goes on"
+        go_on.set()
+        await eventually(lambda: not executor.workers.running(), "it has returned")
+        await eventually(lambda: not threads(), threads)
+        await eventually(lambda: _is_zero(connections()), "all connections are closed")
+        assert list(prometheus.collect()) == []
+
+
+async def _is_zero(count: Awaitable[int]) -> bool:
+    return await count == 0

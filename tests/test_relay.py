@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 import secrets
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import UnknownError, kafka_errors
+from prometheus_client import CollectorRegistry
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
 from sidings.executor import PostgresSettings
@@ -29,9 +31,11 @@ from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.outbox.failures import InvalidRecordError
 from sidings.kafka.outbox.senders import Sender
 from sidings.kafka.outbox.slots import SlotKeeper
+from sidings.kafka.settings import KafkaSettings
 
 from .consumer_support import a_service
 from .outbox_support import (
+    FAST,
     a_relay,
     assert_complete,
     emptied,
@@ -460,6 +464,35 @@ async def test_a_relay_that_was_never_started_can_be_stopped(database: str, sidi
     relay = a_relay(database, sidings_kafka)
     await relay.stop()
     await relay.stop()
+
+
+async def test_nothing_of_a_relay_stays_when_its_stop_is_cancelled_again_and_again(
+    database: str, sidings_kafka: str
+) -> None:
+    """As anyio's cancel scopes do. Its thread, producers and connections stayed, and no other stop ended them."""
+    settings, prometheus, tasks = OutboxSettings(**FAST), CollectorRegistry(), asyncio.all_tasks()
+    postgres, kafka = PostgresSettings(dsn=database), KafkaSettings(bootstrap=sidings_kafka)
+    relay = Relay("test", postgres, kafka, settings, prometheus=prometheus)
+    await relay.start()
+    await eventually(lambda: len(relay.held) == 16)
+    stopping = asyncio.create_task(relay.stop())
+    await asyncio.sleep(0)
+    while not stopping.done():
+        stopping.cancel()
+        await asyncio.sleep(0)
+    assert stopping.cancelled()
+    ours = "datname = current_database() AND application_name = 'sidings'"
+
+    async def disconnected() -> bool:
+        return await value(database, f"SELECT count(*) = 0 FROM pg_stat_activity WHERE {ours}")
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("sidings")]
+
+    await eventually(lambda: not threads(), threads)
+    await eventually(lambda: asyncio.all_tasks() == tasks, asyncio.all_tasks)
+    await eventually(disconnected)
+    assert list(prometheus.collect()) == []
 
 
 async def test_the_relay_runs_alone_as_a_process_and_ends_cleanly_on_sigterm(

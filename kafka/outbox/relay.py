@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from ...executor import (
     Link,
     PostgresSettings,
     check_schema,
+    close_all,
     now,
     rest_after,
 )
@@ -200,13 +202,14 @@ class Relay:
             if self._group is not None:  # else it has not begun, and has nothing to give back
                 await self._wind_down()
         finally:
-            if self._main is not None:
-                self._main.cancel()
-                await asyncio.gather(self._main, return_exceptions=True)
-                await self._leases.stop()
-            await self._senders.close()
-            await asyncio.gather(*(link.close() for link in self._links.values()))
-            self.metrics.unregister()
+            async with AsyncExitStack() as ends:  # the last first; each, also where this is cancelled again and again
+                ends.callback(self.metrics.unregister)
+                ends.push_async_callback(close_all, self._links.values())
+                ends.push_async_callback(self._senders.close)
+                ends.push_async_callback(self._leases.stop)
+                if self._main is not None:
+                    self._main.cancel()
+                    await asyncio.gather(self._main, return_exceptions=True)
 
     async def _wind_down(self) -> None:
         deadline = now() + self.settings.shutdown_seconds
