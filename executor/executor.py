@@ -328,6 +328,8 @@ class Executor:
                 for name in list(self.scheduler.origins):
                     self._leases.drop(name)
                 raise
+            if (task := asyncio.current_task()) is not None and task.cancelling():  # errors of a group hide that
+                raise asyncio.CancelledError
 
     async def _register(self) -> None:
         self.id = uuid4()  # only now: what was made before a fork runs in several processes

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings.errors import PostgresUnavailable
+from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
@@ -116,6 +117,34 @@ async def test_an_executor_of_which_somebody_has_cancelled_one_loop_ends(databas
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(executor.wait(), 20)
         assert executor.problems() == ["the executor does not run"]
+
+
+async def test_a_stop_while_the_row_of_the_executor_is_found_to_be_gone_ends(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """While it ends its loops, to begin them anew. Up to Python 3.12 a task group hides that it is cancelled then: it
+    registered once more, and the stop waited for ever."""
+    ending, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end(_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await go_on.wait()
+
+    monkeypatch.setattr(Upkeep, "run", slow_to_end)
+    async with running(database, Registry()) as executor, connected(database) as connection:
+        await connection.execute("UPDATE sidings.origin SET owner = NULL; DELETE FROM sidings.executor")
+        await asyncio.wait_for(ending.wait(), SECONDS)
+        stopping = asyncio.create_task(executor.stop())
+        await eventually(lambda: executor.cycles.paused)
+        stopping.cancel()  # else it would wait for the loops, which give origins back
+        await eventually(lambda: executor._main and executor._main.cancelling())
+        go_on.set()
+        await asyncio.wait([stopping], timeout=SECONDS)
+        assert stopping.cancelled()
+        assert await value(database, EXECUTORS) == 0
 
 
 async def test_why_leases_are_not_renewed_stands_in_health(database: str):
