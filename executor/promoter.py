@@ -27,6 +27,7 @@ log = logging.getLogger("sidings.executor")
 
 _POLL_SECONDS = 0.25
 _MOST_PER_ORIGIN = 1_000  # and twenty times as many of all: half a second of Postgres' time
+_LEAST_PER_ORIGIN = 10  # fewer would save nothing: what takes long then is something else
 _QUICK_LOOK = 0.05  # seconds; a whole look that takes longer is followed by shorter ones
 _LONG_LOOK = 3.0  # seconds: one that failed after so long is given more time
 
@@ -141,7 +142,7 @@ class Promoter:
         """A look has, perhaps since it took too long: the next one promotes half as many. A whole one may have stepped
         over too much, and also gets more time, unless the server hangs."""
         if took >= _LONG_LOOK:
-            self._most = max(1, self._most // 2)
+            self._most = max(_LEAST_PER_ORIGIN, self._most // 2)
             if whole:
                 await self._link.be_patient()
                 if self._link.patience > 1:
