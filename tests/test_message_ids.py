@@ -140,6 +140,12 @@ async def test_a_role_that_owns_no_tables_makes_the_days_that_consumers_need_and
     assert await days(database) == [f"message_seen_{today + timedelta(days=n):%Y%m%d}" for n in range(-1, 3)]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Whether another instance is about it is looked at at once."""
+    monkeypatch.setattr(seen, "_MEANWHILE_SECONDS", 0.1)
+
+
 async def days(dsn: str) -> list[str]:
     query = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'sidings.message_seen'::regclass"
     return sorted(row[0].removeprefix("sidings.") for row in await fetch(dsn, query))
