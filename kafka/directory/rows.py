@@ -46,6 +46,7 @@ _OPERATIONS = frozenset("crudtm")
 _UNAVAILABLE = "__debezium_unavailable_value"
 _UNAVAILABLE_BYTES = "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
 _LACKING, _LACKING_BYTES = _UNAVAILABLE.encode(), _UNAVAILABLE_BYTES.encode()
+_Z, _EQUALS = b"z="  # one byte is found in an eighth of the time, and few rows have these
 _MAX_REASON = 500  # characters of an error that are kept
 # Of a model, what changes texts, and the several names of a field: JSON Schema has no word for them.
 _FORMS = frozenset({"strip_whitespace", "to_lower", "to_upper", "validation_alias"})
@@ -168,7 +169,11 @@ class Rows(Generic[T]):
                 if validate is None or raw is None or not key or key[0] in _JSON_STARTS:
                     add(self.read(record))
                     continue
-                if _LACKING in raw or _LACKING_BYTES in raw or (look_closer is not None and look_closer(raw)):
+                if (
+                    (_Z in raw and _LACKING in raw)
+                    or (_EQUALS in raw and _LACKING_BYTES in raw)
+                    or (look_closer is not None and look_closer(raw))
+                ):
                     add(self.read(record))
                     continue
                 try:
