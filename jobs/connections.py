@@ -335,8 +335,8 @@ def _flushes(session: Any) -> bool:
     """Whether it would before a query: not in an event of a flush, where SQLAlchemy refuses another. Only private
     attributes tell that (2.0 and 2.1)."""
     inner = session
-    while hasattr(inner, "_proxied"):  # a scoped or an asynchronous one
-        inner = inner._proxied
+    for _ in range(2):  # a scoped one stands for another, and an asynchronous one; a mock for mocks without end
+        inner = getattr(inner, "_proxied", inner)
     return session.autoflush and not getattr(inner, "_flushing", False)
 
 

@@ -24,7 +24,7 @@ from sidings.kafka import Topics, partition_for
 
 from .guide import run
 from .outbox_support import arrived, records, relay_process
-from .support import SECONDS, Ride, connected, eventually, fetch, value
+from .support import SECONDS, Ride, a_role, connected, eventually, fetch, value
 from .ways import WAYS, opened
 
 # From org.apache.kafka.common.utils.UtilsTest.
@@ -99,9 +99,18 @@ async def test_a_relay_alone_that_does_not_know_the_partitioners_ends_and_says_s
     """Else it would send a key to one partition, and the service's own relay to another."""
     async with connected(database) as connection:
         await connection.execute(f"{KNOWN}; {KNOWN.replace('positions', 'etas').replace('murmur2', 'crc32')}")
-    options = ("--service", "test", "--postgres", database, "--kafka", sidings_kafka)
-    command = (sys.executable, "-m", "sidings.kafka.outbox", *options)
-    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
+
+    async def alone(dsn: str) -> subprocess.CompletedProcess[str]:
+        options = ("--service", "test", "--postgres", dsn, "--kafka", sidings_kafka)
+        command = (sys.executable, "-m", "sidings.kafka.outbox", *options)
+        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
+
+    async with a_role(database) as (role, dsn), connected(database) as connection:
+        await connection.execute(f"REVOKE SELECT ON sidings.topic FROM {role}")
+        ended = await alone(dsn)
+    assert ended.returncode == 1
+    assert "has to know how its service chooses partitions: permission denied for table topic" in ended.stderr
+    ended = await alone(database)
     assert ended.returncode == 1
     assert "set SIDINGS_KAFKA_PARTITIONERS" in ended.stderr
     assert ended.stderr.rstrip().endswith('{"etas": "crc32"}')

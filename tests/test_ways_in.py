@@ -6,6 +6,7 @@ import sys
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+from unittest.mock import Mock
 
 import asyncpg
 import psycopg
@@ -342,6 +343,13 @@ async def test_a_job_may_be_stored_while_its_session_is_flushed(database: str, e
     sync_engine.dispose()
     for query in ('SELECT "group" FROM sidings.job ORDER BY id', "SELECT id FROM transport ORDER BY id"):
         assert [row[0] for row in await fetch(database, query)] == ["async", "sync"]
+
+
+def test_a_mock_of_a_session_ends():
+    """Whatever it is asked for it has, also what it stands for: the look for the plain session never ended."""
+    ride = declare()
+    with pytest.raises(EnqueueError):
+        ride.enqueue_sync(Mock(spec=scoped_session), Ride(transport="a"), origin=ORIGIN)
 
 
 async def test_scoped_sessions_and_run_sync_are_accepted(database: str):

@@ -52,8 +52,10 @@ async def _check_partitioners(postgres: PostgresSettings, kafka: KafkaSettings) 
     link = Link(postgres)
     try:
         rows = await link.fetch(load_sql(kafka_package.__name__, "load_topics", postgres.schema_name))
-    except asyncpg.PostgresError:  # no schema, or no right to it: the relay says so, where it minds
+    except asyncpg.UndefinedTableError:  # no schema: the relay says so
         return
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigurationError(f"the relay has to know how its service chooses partitions: {error}") from error
     finally:
         link.drop()
     known: dict[str, str] = {row["topic"]: row["partitioner"] for row in rows}
