@@ -59,6 +59,35 @@ def noted(terminals: Any) -> list[tuple[Any, str | None, str | None]]:
 # -- the topic --------------------------------------------------------------------------------------------------------
 
 
+async def test_who_asks_for_the_end_of_the_log_is_answered_by_the_next_client_where_this_one_is_given_up(
+    topic, sidings_kafka, monkeypatch
+):
+    """A client that is closed never answers who waits for its metadata: it took all of `request_seconds`."""
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    asked, end_offsets, fetch = asyncio.Event(), AIOKafkaConsumer.end_offsets, Reader.fetch
+
+    async def unanswered(self: AIOKafkaConsumer, partitions: Any) -> Any:
+        if not asked.is_set():
+            asked.set()
+            await asyncio.Event().wait()
+        return await end_offsets(self, partitions)
+
+    async def broken(self: Reader, seconds: float, most: int) -> Any:
+        if asked.is_set():
+            monkeypatch.setattr(Reader, "fetch", fetch)
+            raise KafkaConnectionError("just then")
+        return await fetch(self, seconds, most)
+
+    settings = quick(sidings_kafka, request_seconds=3_600.0)
+    async with a_directory(name, settings) as terminals:
+        await terminals.wait_ready(SECONDS)
+        monkeypatch.setattr(AIOKafkaConsumer, "end_offsets", unanswered)
+        monkeypatch.setattr(Reader, "fetch", broken)
+        await asyncio.wait_for(terminals.wait_until(), SECONDS)
+    assert asked.is_set()
+
+
 @pytest.mark.parametrize(("new", "ids"), [(2, False), (7, True)], ids=["shorter, without ids", "longer"])
 async def test_who_waits_for_an_offset_of_a_topic_that_is_made_anew_is_told(
     topic, sidings_kafka, monkeypatch, new, ids

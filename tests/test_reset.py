@@ -45,7 +45,7 @@ from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
 
 async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects, topic, sidings_kafka):
     name = await topic(partitions=2)
-    start = datetime(2026, 5, 1, tzinfo=UTC)
+    start = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=12)  # what is older than a week Kafka may delete
     for n in range(5):
         stamp = round((start + timedelta(hours=n)).timestamp() * 1000)
         await produce_raw(sidings_kafka, name, as_json(n), timestamp_ms=stamp)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
 
+from ...waiting import unless_set
 from .. import membership
 from ..brokers import go_around_hanging_brokers
 from ..leader_epochs import LeaderEpochs, ask_epoch_ends
@@ -69,6 +70,7 @@ class Reader:
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
         go_around_hanging_brokers(self._client._client, makes_topics=False)  # pyright: ignore[reportPrivateUsage]
         self._epochs = LeaderEpochs(self._client, {})
+        self._closed = asyncio.Event()
         self._contact = membership.Contact(self._client)
         self._assigned_at = 0.0
         self._answered: dict[int, tuple[float, float]] = {}  # when Kafka has last told, and when that was first seen
@@ -78,7 +80,8 @@ class Reader:
         await membership.connect(self._client, stopping, self._seconds)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. What is asked just then ends with a `KafkaError`."""
+        self._closed.set()
         await membership.close(self._client)
 
     async def look_at_topic(self) -> TopicFacts:
@@ -264,5 +267,7 @@ class Reader:
 
     async def _ask(self, ask: _Ask) -> dict[int, int]:
         async with asyncio.timeout(self._seconds):
-            found = await ask(self._tps())
+            found = await unless_set(self._closed, ask(self._tps()))  # a client that is closed may leave it for ever
+        if found is None:
+            raise KafkaConnectionError("the client was closed meanwhile")
         return {tp.partition: offset for tp, offset in found.items()}
