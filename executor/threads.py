@@ -17,6 +17,7 @@ __all__ = ["HandlerThreads"]
 log = logging.getLogger("sidings.executor")
 
 _NO_THREAD_SECONDS = 1.0  # until a plain function is tried again for which there was no thread
+_WAITING = "%s: a plain function cannot be cancelled; waiting for it"
 
 
 class HandlerThreads:
@@ -47,8 +48,25 @@ class HandlerThreads:
             except asyncio.CancelledError:
                 if self.stopping:
                     raise
-                log.warning("%s: a plain function cannot be cancelled; waiting for it", name)
+                log.warning(_WAITING, name)
         return call.result()
+
+    async def returned(self, worker: Worker, name: str) -> None:
+        """Return when no plain function of this worker runs any more, whoever was to wait for it. Raises
+        `CancelledError` where one is left to itself."""
+        if worker.call is None or worker.call.done():
+            return
+        if self.stopping:
+            raise asyncio.CancelledError
+        call = asyncio.wrap_future(worker.call)
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError:
+                if self.stopping:
+                    raise
+                log.warning(_WAITING, name)
+        call.exception()  # what it raised has been given to whoever called it
 
     def stop(self) -> None:
         """Begin nothing more. Threads that run are left to themselves."""

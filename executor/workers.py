@@ -443,7 +443,16 @@ class Workers:
             handler = partial(self._handle_plain, worker, job_type, argument)
         call = Call(job_type.name, jobs[0].origin, jobs=jobs)
         judged, listed = job_type.judges_results, job_type.batch is not None
-        return await call_through(self._middleware, call, handler, judged=judged, listed=listed)
+        try:
+            return await call_through(self._middleware, call, handler, judged=judged, listed=listed)
+        except (GeneratorExit, KeyboardInterrupt):  # nothing more can be awaited
+            raise
+        except BaseException as error:
+            # A plain function may go on: at a stop, or where a middleware has not waited for it. It keeps its worker
+            # and its group until it returns; at a stop it is left to itself, whatever the middleware has raised.
+            end_if_forked(self._forks, error)
+            await self._threads.returned(worker, job_type.name)
+            raise
 
     async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """Call a plain function, with a job or with a list of them."""

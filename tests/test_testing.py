@@ -18,11 +18,13 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, field_validator
 from sidings import (
     Admin,
+    Call,
     ConfigurationError,
     Discard,
     Job,
     Message,
     MissingOrigin,
+    Next,
     PostgresUnavailable,
     Registry,
     Retry,
@@ -399,9 +401,20 @@ async def test_a_drain_that_is_cut_off_leaves_its_job_waiting_and_nothing_else(d
     assert [(a.attempt, a.outcome) for a in await drain(database, registry)] == [(1, "succeeded")]
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+async def fails_to_roll_back(call: Call, call_next: Next) -> None:
+    try:
+        await call_next()
+    except asyncio.CancelledError as error:
+        raise ConnectionError("there is nothing to roll back any more") from error
+
+
+@pytest.mark.parametrize(
+    ("times", "middleware"),
+    [(1, []), (2, []), (1, [fails_to_roll_back])],
+    ids=["once", "twice", "inside of a middleware"],
+)
 async def test_a_drain_that_is_cut_off_waits_for_a_plain_function(
-    database: str, monkeypatch: pytest.MonkeyPatch, times: int
+    database: str, monkeypatch: pytest.MonkeyPatch, times: int, middleware: list[Any]
 ):
     """Its thread went on, and the next drain ran the same job beside it."""
 
@@ -414,6 +427,7 @@ async def test_a_drain_that_is_cut_off_waits_for_a_plain_function(
     told: list[str] = []
     entered, goes_on = threading.Event(), threading.Event()
     registry, ride = declare(handler)
+    registry.middleware += middleware
     await enqueue(database, ride, [Ride(transport="a")])
     monkeypatch.setattr(sys.modules[drain.__module__], "_RENEW_SECONDS", 0.0)
     drainer = asyncio.create_task(drain(database, registry))

@@ -1,6 +1,7 @@
 """Who wakes whom: what is claimed must not wait beside idle workers, and quick jobs must not keep the event loop."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +17,9 @@ from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.transactional import Transactional
 from sidings.executor.worker import CancelReason
 from sidings.executor.workers import Workers
-from sidings.jobs import SUCCEEDED, Job, Registry
+from sidings.jobs import SUCCEEDED, Call, Discard, Job, Next, Registry
+
+from .support import SECONDS, eventually
 
 WORKERS = 100
 MOST = 80  # of them for one of several types
@@ -378,3 +381,94 @@ async def test_what_comes_for_a_list_counts_as_one_worker():
         assert len(back) == 0, "a list was given back with all but one of the workers idle"
         assert shares == {"waiting": WORKERS * 4 // 5 - 3}
         yard.workers.claimed.clear()
+
+
+# -- a plain function inside of middleware ---------------------------------------------------------------------------
+
+
+async def rolls_back(call: Call, call_next: Next) -> None:
+    try:
+        await call_next()
+    except asyncio.CancelledError as error:
+        raise ConnectionError("there is nothing to roll back any more") from error
+
+
+async def decides(call: Call, call_next: Next) -> None:
+    try:
+        await call_next()
+    except asyncio.CancelledError as error:
+        raise Discard("it is too late") from error
+
+
+async def tells_beside(call: Call, call_next: Next) -> None:
+    """Goes on when the other of the two has been cancelled: a gather waits for the first one only."""
+    await asyncio.gather(call_next(), asyncio.Event().wait())
+
+
+async def fails_beside(call: Call, call_next: Next) -> None:
+    async def fail() -> None:
+        raise ConnectionError("nobody to tell")
+
+    await asyncio.gather(call_next(), fail())
+
+
+@asynccontextmanager
+async def in_a_thread(middleware: Any, *, listed: bool) -> AsyncIterator[tuple[Workers, Entry, threading.Event]]:
+    """A plain function that runs, inside of this middleware, until the event is set."""
+    registry, began, go_on = Registry(), threading.Event(), threading.Event()
+    registry.middleware.append(middleware)
+
+    @registry.job(name="ride", batch=2 if listed else None, payload=Empty)
+    def ride(jobs: Any) -> None:
+        began.set()
+        assert go_on.wait(SECONDS)
+
+    nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+    workers = Workers(registry, 1, Transactional(nowhere, lambda _: None, lambda _: None))
+    origin = OriginQueue("t/0", 1, None)
+    origin.deadline = inf
+    entry = Entry(1, origin, "ride", None, 1, payload="{}")
+    workers.start()
+    try:
+        workers.claim([entry])
+        await eventually(began.is_set)
+        yield workers, entry, go_on
+    finally:
+        go_on.set()
+        await workers.stop()
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize("middleware", [rolls_back, decides, tells_beside])
+async def test_a_stop_does_not_forget_a_plain_function_whatever_a_middleware_raises(middleware: Any, listed: bool):
+    """The watchdog ended, nobody renewed the lease, and the job ran elsewhere beside it."""
+    async with in_a_thread(middleware, listed=listed) as (workers, entry, go_on):
+        async with asyncio.timeout(4.0):  # a stop waits no longer for it than for others
+            await workers.stop()
+        assert (workers.running(), workers.in_threads()) == (1, entry)
+        assert workers.finished == []
+        go_on.set()
+        await eventually(lambda: not workers.running(), "it has returned")
+        assert workers.in_threads() is None
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize(
+    ("middleware", "end"),
+    [(rolls_back, "succeeded"), (tells_beside, "TimeoutError"), (fails_beside, "ConnectionError")],
+)
+async def test_a_plain_function_keeps_its_worker_until_it_returns_whatever_a_middleware_raises(
+    middleware: Any, end: str, listed: bool
+):
+    """Its group went on, and the next attempt of the job ran beside it."""
+    async with in_a_thread(middleware, listed=listed) as (workers, entry, go_on):
+        workers.cancel(None, CancelReason.TIMEOUT)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert workers.finished == []
+        assert (workers.running(), workers.in_threads()) == (1, entry)
+        go_on.set()
+        [(_, outcome, _, _)] = await eventually(lambda: workers.finished, "it has returned")
+        error = cast(Any, outcome).error
+        assert (error.error_class if error else outcome.name.value) == end
+        assert cast(asyncio.Task[None], workers.all[0].task).cancelling() == 0
