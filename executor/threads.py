@@ -17,7 +17,6 @@ __all__ = ["HandlerThreads"]
 log = logging.getLogger("sidings.executor")
 
 _NO_THREAD_SECONDS = 1.0  # until a plain function is tried again for which there was no thread
-_WAITING = "%s: a plain function cannot be cancelled; waiting for it"
 
 
 class HandlerThreads:
@@ -41,15 +40,7 @@ class HandlerThreads:
             if worker.call.cancel():
                 log.warning("%s does not start yet, there is no thread for it: %s", name, error)
                 raise Snooze(_NO_THREAD_SECONDS, f"no thread for it: {error}") from error
-        call = asyncio.wrap_future(worker.call)
-        while not call.done():
-            try:
-                await asyncio.wait([call])
-            except asyncio.CancelledError:
-                if self.stopping:
-                    raise
-                log.warning(_WAITING, name)
-        return call.result()
+        return (await self._ended(worker.call, name)).result()
 
     async def returned(self, worker: Worker, name: str) -> None:
         """Return when no plain function of this worker runs any more, whoever was to wait for it. Raises
@@ -58,15 +49,22 @@ class HandlerThreads:
             return
         if self.stopping:
             raise asyncio.CancelledError
-        call = asyncio.wrap_future(worker.call)
-        while not call.done():
+        call = await self._ended(worker.call, name)
+        call.exception()  # what it raised has been given to whoever called it
+
+    async def _ended(self, call: Future[object], name: str) -> asyncio.Future[object]:
+        """Wait for it to end, whoever cancels that; at a stop no longer."""
+        ended, told = asyncio.wrap_future(call), False
+        while not ended.done():
             try:
-                await asyncio.wait([call])
+                await asyncio.wait([ended])
             except asyncio.CancelledError:
                 if self.stopping:
                     raise
-                log.warning(_WAITING, name)
-        call.exception()  # what it raised has been given to whoever called it
+                if not told:  # a scope of anyio's cancels at each turn of the loop
+                    log.warning("%s: a plain function cannot be cancelled; waiting for it", name)
+                told = True
+        return ended
 
     def stop(self) -> None:
         """Begin nothing more. Threads that run are left to themselves."""

@@ -109,6 +109,7 @@ RUN_BY = {
         "What was enqueued": "test_testing.py",
         "What was published": "test_testing.py",
         "Running the jobs": "test_testing.py",
+        "A service of a module": "test_testing.py",
         "A home": "test_testing.py",
         "Time": "test_testing.py",
     },
