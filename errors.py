@@ -214,11 +214,13 @@ class Busy(AdministrationError):
 class PostgresUnavailable(SidingsError):
     """Postgres did not answer in time, or cut the connection. What was sent may have been committed.
 
+    Of a transactional job also: Postgres refuses the job's end, as where a right is missing; nothing is committed then.
     A handler that raises it has not failed, and runs again (docs/policies.md).
     """
 
     blameless = False
-    """Whether it cannot have come from what was asked: there was no connection, or the server takes no writes."""
+    """Whether it cannot have come from what was asked: there was no connection, the server takes no writes, or it
+    refuses the end of a transactional job, whose handler has done its part."""
 
     @classmethod
     def without_blame(cls, message: str, blameless: bool = True) -> "PostgresUnavailable":

@@ -485,7 +485,8 @@ class Executor:
         )
         yield gauge(
             "sidings_orphaned_origins",
-            "Origins where jobs wait and that nobody holds; of neighbours only the first counts. NaN: unknown.",
+            "Origins where jobs wait and that nobody holds; of neighbours only the first counts; NaN: the last look "
+            "for them failed.",
             ["service"],
             {service: math.nan if (orphans := self._upkeep.orphans) is None else len(orphans)},
         )

@@ -192,8 +192,8 @@ def rest_after(took: float) -> float:
 
 class Link:
     """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
-    and the next call opens another one. `on_error` counts failures, `on_refused` errors that Postgres reports for the
-    statement itself. patience: how many times `call_seconds` a call may take, from the next connection on."""
+    and the next call opens another one. `on_error` is told of failures, `on_refused` of errors that Postgres reports
+    for the statement itself. patience: how many times `call_seconds` a call may take, from the next connection on."""
 
     def __init__(
         self,

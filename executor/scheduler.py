@@ -457,7 +457,7 @@ class Scheduler:
     # -- outcomes, once they are committed ----------------------------------------------------------------------
 
     def ended(self, entry: Entry, now: float) -> None:
-        """The job has left its order: it is over, held, or (without a group) delayed."""
+        """The job has left its order: it is over, or held."""
         self.all_ended([entry], now)
 
     def all_ended(self, entries: Sequence[Entry], now: float) -> None:
@@ -686,7 +686,7 @@ class Scheduler:
             self._ready.leave(lane)
 
     def _discard_waiting(self, entry: Entry) -> None:
-        """Take a waiting job out, because a read has brought it with another position."""
+        """Take a waiting job out: a read has brought it with another position, or a person has ended it."""
         self.memory.drop(entry)
         if self.suspects.remove(entry):
             return

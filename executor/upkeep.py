@@ -36,7 +36,7 @@ _SECOND_LOOK_SECONDS = 2.0
 class Upkeep:
     """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look; `unarchived`
     that of the oldest day of the history that the archive does not have, NaN as long as nobody knows; `orphans` are
-    origins with jobs that nobody holds, of neighbours only the first; None as long as nobody knows."""
+    origins with jobs that nobody holds, of neighbours only the first; None where the last look for them failed."""
 
     def __init__(
         self,

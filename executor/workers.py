@@ -1,4 +1,4 @@
-"""Runs handlers: a fixed set of worker coroutines, no task and no statement per job.
+"""Runs handlers: a fixed set of worker coroutines, no task per job, and no statement either but for transactional ones.
 
 Workers take jobs from `claimed`, where the cycle puts those that a commit has named in `running`, and put what came of
 them into `finished`, from where the next cycle collects it.

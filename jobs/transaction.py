@@ -1,4 +1,4 @@
-"""The database transaction that a consumer's handler works in."""
+"""The database transaction of a consumer's handler, of a transactional job's, and of ``service.transaction()``."""
 
 import asyncio
 import inspect
@@ -57,9 +57,10 @@ def noted(method: F) -> F:
 class Transaction:
     """An open transaction; whoever opened it commits it.
 
-    That is a consumer after its handler, and ``service.transaction()`` at the end of its block. It has asyncpg's query
-    methods, and `savepoint`. It does not commit where a call of these methods, or of `enqueue` or `publish` with it,
-    was not awaited; nor where one was given up, by its timeout or by a cancellation, without a `savepoint` around it.
+    That is a consumer after its handler, a transactional job with its end, and ``service.transaction()`` at the end of
+    its block. It has asyncpg's query methods, and `savepoint`. It does not commit where a call of these methods, or of
+    `enqueue` or `publish` with it, was not awaited; nor where one was given up, by its timeout or by a cancellation,
+    without a `savepoint` around it.
 
     `connection` is asyncpg's own object. A codec that is set on it stays for whoever has the connection next: where one
     handler needs it, let a middleware set it for all. Where somebody has taken `connection` and the transaction fails,

@@ -1,4 +1,4 @@
--- Jobs that ended without success, newest first. Partitions outside of the times are not touched; within them the newest rows
+-- Jobs that ended with one of these outcomes, newest first. Partitions outside of the times are not touched; within them the newest rows
 -- are kept in a heap of $6, for the time of the last one: jobs of one list (batch=) end in one instant, and the page has all of
 -- them, since the next one begins before that.
 -- $1 outcomes, $2 not before, $3 before, $4 type or null, $5 origin or null, $6 most
