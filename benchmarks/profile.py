@@ -48,7 +48,8 @@ async def profile(jobs: int, *, groups: int, folder: Path) -> None:
 async def _statements(bench: Bench, jobs: int, groups: int, folder: Path) -> None:
     dsn = await ours.fresh(bench)
     await ours.seed(dsn, jobs, groups=groups)
-    names = {load_sql("sidings.executor", name, "sidings"): name for name in ("read", "cycle", "acquire", "renew")}
+    sent = ("read", "cycle", "name", "acquire_origins", "renew")
+    names = {load_sql("sidings.executor", name, "sidings"): name for name in sent}
     counts: dict[str, _Statement] = {}
     with _counting(names, counts, explain=False):
         figures = await ours.drain(bench, dsn, jobs)
@@ -62,7 +63,7 @@ async def _statements(bench: Bench, jobs: int, groups: int, folder: Path) -> Non
              f"{figures['wal_bytes']:.0f} bytes of WAL, {figures['batch']:.0f} jobs a cycle")  # fmt: skip
     lines = [summary, ""]
     for name, count in sorted(counts.items(), key=lambda item: -item[1].seconds):
-        lines.append(f"{name:<10} {count.calls:>7,} calls, {count.calls / jobs * 1000:8.2f} per 1,000 jobs, "
+        lines.append(f"{name:<15} {count.calls:>7,} calls, {count.calls / jobs * 1000:8.2f} per 1,000 jobs, "
                      f"{count.rows:>9,} rows, {count.seconds / count.calls * 1e3:7.2f} ms each, "
                      f"{count.seconds / jobs * 1e6:6.2f} µs a job")  # fmt: skip
     for name in ("cycle", "read"):
