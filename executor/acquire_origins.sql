@@ -1,4 +1,4 @@
--- Acquire free origins and take over expired ones, as acquire.sql does, and tell whose answer this is: a former primary may live on and
+-- Acquire free origins and take over expired ones, as the function `acquire` does, and tell whose answer this is: a former primary may live on and
 -- grant leases that count nowhere, and a server that has just been promoted may lack the last renewals, or acquisitions altogether.
 -- Always a row at least; its acquired is null where nothing was acquired.
 -- $1 executor, $2 origins, $3 generation of our assignment, $4 lease, $5 whether expiry times may be believed; $6 those of $2 that nobody

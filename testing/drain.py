@@ -291,7 +291,7 @@ class _Drainer:
         wanted = [row[0] for row in rows if row[0] not in self._held]
         if not wanted:
             return
-        for row in await self._fetch(_EXECUTOR, "acquire", self._id, wanted, 0, _LEASE, True):
+        for row in await self._fetch(_HERE, "acquire", self._id, wanted, 0, _LEASE, True):
             self._held[row["acquired"]] = OriginQueue(row["acquired"], row["acquired_epoch"])
         if taken := [name for name in wanted if name not in self._held]:
             raise NotDrained(

@@ -54,7 +54,7 @@ async def cycle(connection: asyncpg.Connection, me: UUID, number: int, its_fence
 
 
 async def acquire(connection: asyncpg.Connection, me: UUID, *origins: str) -> list[str]:
-    query = load_sql("sidings.executor", "acquire")
+    query = load_sql("sidings.testing", "acquire")
     rows = await connection.fetch(query, me, origins or [ORIGIN], 1, timedelta(0), True)
     return [row["acquired"] for row in rows]
 
