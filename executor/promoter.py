@@ -16,7 +16,7 @@ from ..outage import Outage
 from ..schema import load_sql
 from ..waiting import set_within
 from .clock import now
-from .glance import GLANCE_FROM, Glance
+from .glance import GLANCE_FROM, glance
 from .link import Backoff, Link, rest_after
 from .metrics import ExecutorMetrics
 from .scheduler import Scheduler
@@ -55,7 +55,7 @@ class Promoter:
         self._scheduler = scheduler
         self._metrics = metrics
         self._sql = load_sql(__package__, "promote", schema)
-        self._glance = Glance(link, schema)
+        self._glance_sql = load_sql(__package__, "glance", schema)
         self._done: tuple[str, dict[str, int]] | None = None  # the snapshot and the origins of the last whole look
         self._whole_at = 0.0  # when the next whole look is due
         self._whole_took = 0.0  # the last one
@@ -87,7 +87,7 @@ class Promoter:
                 whole, began = epochs != self._whole_of or now() >= self._whole_at, now()
                 begin = None if whole else self._looked_at
                 try:
-                    snapshot = await self._glance.snapshot() if len(held) >= GLANCE_FROM else None
+                    snapshot = await glance(self._link, self._glance_sql) if len(held) >= GLANCE_FROM else None
                     if snapshot is not None and (snapshot, epochs) == self._done and now() < self._following:
                         self.expect(self._following)
                         await self._pause()

@@ -18,7 +18,7 @@ from ..schema import load_sql
 from ..waiting import set_within
 from .clock import now
 from .delivery import HEADER, Delivery
-from .glance import GLANCE_FROM, Glance
+from .glance import GLANCE_FROM, glance
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
@@ -79,10 +79,10 @@ class Reader:
         self._too_long = 0  # so many reads have taken, one after the other
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
+        self._glance_sql = load_sql(__package__, "glance", schema)
         self._advance_sql = load_sql(__package__, "advance", schema)
         self._renumber_sql = load_sql(__package__, "renumber", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
-        self._glance = Glance(link, schema)
         self.outage = Outage(log, "jobs could not be read")
         self.thinning = Outage(log, "superseded jobs could not be ended")
         self._behind = Outage(log, "jobs stand beyond the sequence of positions, and that could not be put right")
@@ -131,7 +131,8 @@ class Reader:
                 continue
             if self._scheduler.learn():
                 self.changed(everything=True)
-            snapshot = await self._glance.snapshot() if len(self._scheduler.origins) >= GLANCE_FROM else None
+            many = len(self._scheduler.origins) >= GLANCE_FROM
+            snapshot = await glance(self._link, self._glance_sql) if many else None
             if polled and snapshot is not None and snapshot == self._complete and not self._woken.is_set():
                 self.last_answer = now()
                 continue
