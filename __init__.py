@@ -2,7 +2,8 @@
 
 Everything that a service author imports stands here. Reading order of the code: `errors`; `schema` (the tables);
 `jobs` (what a job is, and how it is stored); `executor` (who runs it, and when); `kafka` (assignment and consumer);
-`service`, which composes all of these. `outage`, `supervision` and `waiting` know of none of them.
+`service`, which composes all of these. `collector`, `outage`, `signals`, `supervision` and `waiting` know of none of
+them.
 
 A name is imported when it is asked for: the command line and a process that only looks do not wait for what they do
 not use.

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from sidings.supervision import relax_collector
+from sidings.collector import relax_collector
 
 from . import peers, scenarios
 from .profile import profile

@@ -31,13 +31,13 @@ from typing import Any
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from sidings.collector import relax_collector
 from sidings.devstack import Endpoints, ensure
 from sidings.devstack.databases import create_database, drop_database, ensure_template
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.executor import PostgresSettings
 from sidings.kafka.outbox import Outbox, OutboxSettings, Relay
 from sidings.kafka.settings import KafkaSettings
-from sidings.supervision import relax_collector
 
 from .deimos import TABLES, Deimos
 

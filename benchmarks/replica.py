@@ -16,8 +16,8 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from pydantic import BaseModel
+from sidings.collector import relax_collector
 from sidings.kafka.directory import Directory, SQLite
-from sidings.supervision import relax_collector
 
 from .memory import peak_mib
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from sidings.collector import relax_collector
 from sidings.executor import ExecutorSettings
 from sidings.jobs import OutcomeName
-from sidings.supervision import relax_collector
 
 from . import ours
 from .memory import peak_mib

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from ..collector import relax_collector
 from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
 from ..jobs import Middleware, Registry, Retry, Transaction
@@ -37,7 +38,7 @@ from ..kafka import (
 from ..kafka.calling import called_alone
 from ..kafka.environment import environment
 from ..schema import Migration, migrate, valid_schema_name
-from ..supervision import relax_collector, stop_signals
+from ..signals import stop_signals
 from ..waiting import done_unless_set
 from .configuration import Configuration
 from .life import Life

@@ -20,7 +20,7 @@ from sidings.executor import Executor, PostgresSettings, connect, forks
 from sidings.jobs import Job, Registry
 from sidings.kafka.transactions import Transactions
 from sidings.service.monitor import Monitor
-from sidings.supervision import stop_signals
+from sidings.signals import stop_signals
 
 from .consumer_support import Number, a_service, produce, sample
 from .support import (

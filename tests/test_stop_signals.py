@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
-from sidings.supervision import stop_signals
+from sidings.signals import stop_signals
 
-from .support import eventually
+from .support import SECONDS, eventually
 
 
 async def test_a_signal_stops_all_services_that_run_side_by_side():
@@ -80,3 +82,22 @@ async def test_the_event_loops_own_handler_that_a_service_replaces_is_told_of(ca
         pass
     assert caplog.messages == ["SIGTERM does not reach the event loop's own handler any more, since a service runs"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+FORK = """
+import os, signal, sys
+import sidings.signals
+
+def own(*_): ...
+
+signal.signal(signal.SIGTERM, own)
+signal.signal(signal.SIGINT, own)
+if os.fork() == 0:
+    os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is own else 1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_where_no_service_runs_what_is_forked_keeps_its_signal_handlers():
+    """Those of a server that forks its workers, say."""
+    assert subprocess.run([sys.executable, "-c", FORK], check=False, timeout=SECONDS).returncode == 0

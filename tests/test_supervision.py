@@ -1,8 +1,6 @@
 """The supervisor of a service: what ends its parts, and with what."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 from sidings.supervision import Supervisor, only_error, raise_only
@@ -76,22 +74,3 @@ async def test_an_error_that_ends_a_service_keeps_what_has_caused_it():
         assert raised.value is error
         told.append((error.__cause__, error.__context__, error.__suppress_context__))
     assert told == [(cause, None, True), (None, cause, False), (None, cause, True)]
-
-
-FORK = """
-import os, signal, sys
-import sidings.supervision
-
-def own(*_): ...
-
-signal.signal(signal.SIGTERM, own)
-signal.signal(signal.SIGINT, own)
-if os.fork() == 0:
-    os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is own else 1)
-sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_where_no_service_runs_what_is_forked_keeps_its_signal_handlers():
-    """Those of a server that forks its workers, say."""
-    assert subprocess.run([sys.executable, "-c", FORK], check=False, timeout=SECONDS).returncode == 0

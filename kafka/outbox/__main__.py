@@ -14,10 +14,10 @@ import sys
 import asyncpg
 
 from ... import kafka as kafka_package
+from ...collector import relax_collector
 from ...errors import ConfigurationError, SidingsError
 from ...executor import Link, PostgresSettings
 from ...schema import load_sql
-from ...supervision import relax_collector
 from ..environment import environment
 from ..settings import KafkaSettings
 from .relay import Relay

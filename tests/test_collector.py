@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import gc
 {before}
-from sidings.supervision import relax_collector
+from sidings.collector import relax_collector
 relax_collector()
 print(gc.get_threshold(), gc.isenabled())
 """
