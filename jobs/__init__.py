@@ -1,9 +1,9 @@
 """What a job is, and how it gets into the database in the caller's transaction.
 
 Reading order: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to),
-`job_type` (what a type is), `registry` (declaring one), `periodic` (schedules), `enqueue` and its SQL files (what is
-stored), `connections` (through what), `transaction`; `context` (what travels along), `middleware` and `tracing` (what
-goes around handlers).
+`job_type` (what a type is), `doubts` (of which types JSON may make other values), `registry` (declaring one),
+`periodic` (schedules), `enqueue` and its SQL files (what is stored), `connections` (through what), `transaction`;
+`context` (what travels along), `middleware` and `tracing` (what goes around handlers).
 """
 
 from .context import LogContext, correlated, current_headers

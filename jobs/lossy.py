@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
 from numbers import Number
 from typing import cast
 
@@ -15,18 +14,15 @@ import pydantic_core
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError
 
+from .doubts import Leaving
 from .kinds import ONE_KIND, other_kind
-from .schemas import DICTS, Schema, parts_of
 
 __all__ = [
     "HALF",
     "MASK",
     "STAR",
-    "Leaving",
     "becomes_another",
     "changed_fields",
-    "classes_in",
-    "fields_left_out",
     "fields_of",
     "has_half_characters",
     "held_by",
@@ -34,40 +30,15 @@ __all__ = [
     "is_other",
     "loses_numbers",
     "masks_secret",
-    "may_be_unreadable",
-    "may_become_another",
-    "may_change",
-    "may_have_keys",
-    "may_hold_floats",
     "not_finite",
-    "runs_again",
     "same_but_for_order",
     "told",
 ]
-
-Leaving = Callable[[object], bool]  # a field's exclude_if
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 STAR = MASK[1]  # looked for first: one byte is found in a tenth of the time
 HALF = "\ufffd".encode()  # for half a character, in a key
 
-# Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
-_WITHOUT_FLOATS = frozenset(
-    (
-        *("bool", "bytes", "date", "datetime", "decimal", "int", "literal", "none", "str", "time", "timedelta", "uuid"),
-        *("model", "model-field", "model-fields", "dataclass", "dataclass-args", "dataclass-field"),
-        *("typed-dict", "typed-dict-field", "dict", "frozenset", "list", "set", "tuple"),
-        *("default", "definition-ref", "definitions", "nullable", "tagged-union", "union", "url", "multi-host-url"),
-    )
-)
-_PLAIN = frozenset(  # of which no member of a union is taken for a model, or a list of such
-    (
-        *("bool", "bytes", "date", "datetime", "decimal", "enum", "float", "int", "literal", "none", "str", "time"),
-        *("timedelta", "url", "uuid"),
-    )
-)
-_OF_A_CLASS = frozenset(("model", "dataclass", "definition-ref"))
-_TEMPORAL = frozenset(("ser_json_temporal", "val_temporal_unit"))
 _MISSING: object = getattr(pydantic_core, "MISSING", object())  # came with pydantic 2.12
 _LEAVES = frozenset((str, int, float, bool, type(None)))
 _NO_TEXT = (
@@ -122,27 +93,6 @@ def has_half_characters(value: object) -> bool:
             return False
 
 
-def may_have_keys(schema: object) -> bool:
-    """Whether a value of this core schema of pydantic's may have texts as keys that its model does not name."""
-    return any(part.get("type") in DICTS for part in parts_of(schema))
-
-
-def may_hold_floats(schema: object) -> bool:
-    """Whether a value of this core schema of pydantic's may have a float in it: most payloads cannot, and need no look
-    at each of their values. True also where that does not tell, as of `Any` or a serializer of the author's."""
-    return any(map(_may_hold_floats, parts_of(schema)))
-
-
-def _may_hold_floats(part: Schema) -> bool:
-    match part:
-        case {"type": "enum"}:
-            return any(isinstance(member.value, float) for member in cast(list[Enum], part["members"]))
-        case _ if _takes_more(part):
-            return True
-        case _:
-            return isinstance(kind := part.get("type"), str) and kind not in _WITHOUT_FLOATS
-
-
 def not_finite(value: object) -> int:
     """How many floats in it are NaN or infinite."""
     match value:
@@ -169,152 +119,6 @@ def loses_numbers(value: object, read: object) -> bool:
         case _:
             return False
     return any(loses_numbers(held, its) for held, its in zip(some, there, strict=False))
-
-
-def may_become_another(schema: object) -> bool:
-    """Whether a value of this core schema of pydantic's may be read from its own JSON as another one: where a union has
-    several models, of which the first that fits best is taken; where a function chooses, which finds names in place of
-    aliases; and where bytes are not read as they are written."""
-    return any(map(_may_become_another, parts_of(schema)))
-
-
-def _may_become_another(part: Schema) -> bool:
-    if part.get("ser_json_bytes", "utf8") != part.get("val_json_bytes", "utf8"):
-        return True
-    if part.get("type") == "tagged-union" and callable(part["discriminator"]):
-        return True
-    if part.get("type") != "union":
-        return False
-    choices = cast(list[tuple[Schema, str] | Schema], part["choices"])
-    kinds = [choice[0] if isinstance(choice, tuple) else choice for choice in choices]
-    several = sum(kind["type"] not in _PLAIN for kind in kinds) > 1
-    # A value of it may be, or have in it, a model or a dataclass: a list of numbers is read as one.
-    return several and any(its.get("type") in _OF_A_CLASS for its in parts_of(kinds))
-
-
-def may_be_unreadable(schema: object) -> bool:
-    """Whether JSON that is written of a value of this core schema of pydantic's may not be taken by it: where an enum
-    has values for which JSON has no form of their own, where a literal is a member of an enum, of which its value is
-    written, where a field is left out and has no default, and where fields of a derived class are written; or may be
-    taken without a value that is left out, in place of which stands the default."""
-    return any(map(_may_be_unreadable, parts_of(schema)))
-
-
-def _may_be_unreadable(part: Schema) -> bool:
-    match part:
-        case {"type": "enum"}:
-            members = cast(list[Enum], part["members"])
-            return not all(isinstance(member.value, str | int | float | None) for member in members)
-        case {"type": "literal"}:
-            return not all(isinstance(value, str | int | None) for value in cast(list[object], part["expected"]))
-        case {"serialization_exclude": True, "schema": {"type": str() as kind}} if kind != "default":
-            return True
-        case {"serialization": {"type": "any"}} | {"config": {"polymorphic_serialization": True}}:
-            return True
-        case _:
-            return _may_be_left_out(part)
-
-
-def may_change(schema: object) -> bool:
-    """Whether a value of this core schema of pydantic's may be read from its own JSON with other values in it: where a
-    validator, or what runs when a model has been made, changes again what it has changed before; where a field's alias
-    is the name of another one, or may be that of an extra value; and where times are numbers, of which it is guessed
-    what they count."""
-    parts = list(parts_of(schema))
-    return any(map(_may_change, parts)) or (any(map(_takes_more, parts)) and any(map(_has_other_names, parts)))
-
-
-def _may_change(part: Schema) -> bool:
-    match part:
-        case {"type": "function-before" | "function-after" | "function-wrap" | "function-plain"}:
-            return True
-        case {"post_init": bool() | str() as post_init} if post_init:
-            return True
-        case {"type": "dataclass-field", "init": False}:  # it is written, and not read
-            return True
-        case {"custom_init": True}:
-            return True
-        case _:
-            return bool(part.keys() & _TEMPORAL) or _has_names_as_aliases(part)
-
-
-def runs_again(schema: object) -> bool:
-    """Whether a model of this core schema of pydantic's, that was made before, has code of its authors run when it is
-    checked: a validator of the whole model, or all of them."""
-    match schema:
-        case {"type": "definitions"}:
-            return runs_again(cast(Mapping[str, object], schema)["schema"])
-        case {"type": "model" | "dataclass"}:
-            parts = cast(Mapping[str, Mapping[str, object]], schema)
-            ways = (parts.get("revalidate_instances"), parts.get("config", {}).get("revalidate_instances"))
-            return any(way not in (None, "never") for way in ways)
-        case _:
-            return True
-
-
-def _takes_more(part: Schema) -> bool:
-    """Whether values are kept of which the model has no field."""
-    return "allow" in (part.get("extra_behavior"), part.get("extra_fields_behavior"))
-
-
-def _has_names_as_aliases(part: Schema) -> bool:
-    aliases = _aliases(part)
-    return any((names & aliases.keys()) - {name} for name, names in aliases.items())
-
-
-def _has_other_names(part: Schema) -> bool:
-    return any(names - {name, None} for name, names in _aliases(part).items())
-
-
-def _aliases(part: Schema) -> dict[object, set[object]]:
-    """Of each field in it what `_first_names` tells."""
-    return {name: _first_names(field.get("validation_alias")) for name, field in _fields(part).items()}
-
-
-def _fields(part: Schema) -> Mapping[object, Schema]:
-    match part:
-        case {"type": "model-fields" | "typed-dict"}:
-            return cast(Mapping[object, Schema], part["fields"])
-        case {"type": "dataclass-args"}:
-            return {field["name"]: field for field in cast(list[Schema], part["fields"])}
-        case _:
-            return {}
-
-
-def fields_left_out(schema: object) -> dict[type, dict[str, Leaving | None]]:
-    """The models and dataclasses of this core schema of pydantic's, with their fields, and what each of these has as
-    `exclude_if`; empty where it leaves out no value."""
-    parts = list(parts_of(schema))
-    if not any(map(_may_be_left_out, parts)):
-        return {}
-    found = dict[type, dict[str, Leaving | None]]()
-    for part in parts:
-        if part.get("type") in ("model", "dataclass"):
-            inner = cast(Schema, part["schema"])
-            while str(inner.get("type")).startswith("function-") and "schema" in inner:  # validators of the whole
-                inner = cast(Schema, inner["schema"])
-            fields = cast(Mapping[str, Schema], _fields(inner))
-            found[cast(type, part["cls"])] = {
-                name: cast("Leaving | None", field.get("serialization_exclude_if")) for name, field in fields.items()
-            }
-    return found
-
-
-def _may_be_left_out(part: Schema) -> bool:
-    return part.get("serialization_exclude_if") is not None or part.get("type") == "missing-sentinel"
-
-
-def _first_names(alias: object) -> set[object]:
-    """Of an alias, of one with a path, or of a choice of such: what has to be there for it."""
-    if not isinstance(alias, list):
-        return {alias}
-    paths = cast(list[object], alias)
-    return set[object]().union(*map(_first_names, paths if isinstance(paths[0], list) else paths[:1]))
-
-
-def classes_in(schema: object) -> frozenset[type]:
-    """The models and dataclasses that this core schema of pydantic's names."""
-    return frozenset(cast(type, part["cls"]) for part in parts_of(schema) if part.get("type") in ("model", "dataclass"))
 
 
 def becomes_another(

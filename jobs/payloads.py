@@ -10,6 +10,17 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json
 
 from ..errors import ConfigurationError, InvalidPayload
+from .doubts import (
+    Leaving,
+    classes_in,
+    fields_left_out,
+    may_be_unreadable,
+    may_become_another,
+    may_change,
+    may_have_keys,
+    may_hold_floats,
+    runs_again,
+)
 from .job import P
 from .kinds import ROOT, fields_in_doubt, other_kind
 from .limits import may_be_nested, too_much_in
@@ -17,23 +28,14 @@ from .lossy import (
     HALF,
     MASK,
     STAR,
-    Leaving,
     becomes_another,
     changed_fields,
-    classes_in,
-    fields_left_out,
     has_half_characters,
     held_by,
     is_changed,
     is_other,
     masks_secret,
-    may_be_unreadable,
-    may_become_another,
-    may_change,
-    may_have_keys,
-    may_hold_floats,
     not_finite,
-    runs_again,
     same_but_for_order,
     told,
 )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, creat
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
-from sidings.jobs.lossy import may_hold_floats
+from sidings.jobs.doubts import may_hold_floats
 from sidings.kafka import Outbox
 from sidings.testing import drain
 

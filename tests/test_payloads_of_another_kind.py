@@ -29,9 +29,9 @@ from pydantic import (
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, limits
+from sidings.jobs.doubts import may_be_unreadable, may_have_keys
 from sidings.jobs.kinds import fields_in_doubt
 from sidings.jobs.limits import may_be_nested
-from sidings.jobs.lossy import may_be_unreadable, may_have_keys
 from sidings.kafka import Outbox
 from sidings.testing import drain
 from typing_extensions import TypeAliasType

@@ -30,7 +30,7 @@ from pydantic import (
 )
 from sidings import InvalidPayload
 from sidings.jobs import Job, Registry
-from sidings.jobs.lossy import may_become_another, may_change
+from sidings.jobs.doubts import may_become_another, may_change
 from sidings.testing import drain
 
 from .support import ORIGIN, connected

@@ -11,17 +11,8 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
-from ...jobs.lossy import (
-    HALF,
-    MASK,
-    STAR,
-    has_half_characters,
-    held_by,
-    loses_numbers,
-    masks_secret,
-    may_hold_floats,
-    told,
-)
+from ...jobs.doubts import may_hold_floats
+from ...jobs.lossy import HALF, MASK, STAR, has_half_characters, held_by, loses_numbers, masks_secret, told
 from ..message import possible_topic
 from .errors import InvalidMessage
 
