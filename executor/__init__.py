@@ -4,8 +4,8 @@ Reading order: `queues` and `scheduler` (which job next; pure), `marks`, `planni
 `read.sql` (how jobs are found), `flights`, `cycles` and `recording` with `cycle.sql` (how they start and end),
 `deferral` and `standing` (what a cycle cannot record, and why one is void), `workers` and `attempts` (handlers),
 `transactional` and `spare` (those that commit with the end of their job), `promoter`, `periodic`, `notify` and `upkeep`
-(loops beside), `reconcile` with the SQL function ``acquire`` (ownership), `leases` and `watchdog` (threads), then
-`executor`, which puts them together.
+(loops beside), `reconcile` with the SQL function ``acquire`` (ownership), `leases` and `watchdog` (threads), `health`
+(what all of these tell of themselves), then `executor`, which puts them together.
 """
 
 from .clock import now

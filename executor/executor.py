@@ -2,26 +2,24 @@
 
 import asyncio
 import logging
-import math
 import os
 import socket
-import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.metrics_core import Metric
 
 from ..errors import ConfigurationError, PostgresUnavailable
-from ..exposition import gauge, show_no_more
+from ..exposition import show_no_more
 from ..jobs import Registry
 from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .cycles import CycleLoop
+from .health import Health
 from .leases import LeaseEvents, LeaseThread, tell_loop
 from .link import Backoff, Link, check_schema, close_all
 from .metrics import ExecutorMetrics
@@ -155,7 +153,23 @@ class Executor:
         self._refusal: Exception | None = None  # why it could not be registered, the last time
         self._stopped = False
         self._stopping = asyncio.Lock()
-        self.metrics.gauges = self._gauges
+        self._health = Health(
+            service=service,
+            settings=self.settings,
+            registered=self._registered,
+            scheduler=self.scheduler,
+            workers=self.workers,
+            cycles=self.cycles,
+            reader=self.reader,
+            leases=self._leases,
+            watchdog=self._watchdog,
+            reconciler=self._reconciler,
+            promoter=self._promoter,
+            periodic=self._periodic,
+            transactional=self._transactional,
+            upkeep=self._upkeep,
+        )
+        self.metrics.gauges = self._health.gauges
 
     # -- for the assignment -----------------------------------------------------------------------------------------
 
@@ -399,113 +413,4 @@ class Executor:
 
     def problems(self) -> list[str]:
         """What a health check should complain about; empty when all is well."""
-        limit = max(5.0, self.settings.lease_seconds)
-        found: list[str] = []
-        if (stalled := self._watchdog.stalled_seconds()) > self.settings.stall_warn_seconds:
-            found.append(f"the event loop has not answered for {stalled:.1f} s")
-        if self._main is None or self._main.done():
-            found.append("the executor does not run")
-        elif not self._registered.is_set():
-            if (refusal := self._refusal) is None:
-                found.append("the executor has not reached Postgres yet")
-            elif isinstance(refusal, PostgresUnavailable):
-                found.append(f"the executor has not reached Postgres yet: {refusal}")
-            else:  # of a server that answers: a right is missing, say
-                found.append(f"Postgres refuses the executor: {refusal}")
-        if self.scheduler.origins and now() - self._leases.last_renewed > self.settings.lease_seconds:
-            error = self._leases.outage.error
-            since = now() - self._leases.last_renewed
-            found.append(f"leases were last renewed {since:.1f} s ago" + (f": {error}" if error is not None else ""))
-        if (busy := self.cycles.busy_seconds()) > limit:
-            error = self.cycles.outage.error
-            found.append(f"a cycle has been under way for {busy:.1f} s" + (f": {error}" if error is not None else ""))
-        if (busy := self.reader.busy_seconds()) > limit:
-            found.append(f"a read has been under way for {busy:.1f} s")
-        if (starved := self.reader.starved_seconds()) > limit:
-            found.append(
-                f"jobs may wait unread, for {starved:.1f} s: before all could be read anew, somebody has paused or "
-                "resumed something, or an origin was taken over, again and again"
-            )
-        if self.cycles.stuck():
-            found.append(
-                "no job starts, since the outcomes of thousands cannot be recorded: a transaction keeps their rows "
-                "locked, or Postgres refuses them, for which the log has the reason"
-            )
-        elif refused := self.cycles.refused():
-            found.append(f"the outcomes of jobs {[*refused][:5]} cannot be recorded: {next(iter(refused.values()))}")
-        found += [str(handler) for handler in self._watchdog.deaf(limit)]
-        for what, backoff in (
-            ("origins cannot be acquired or released", self._reconciler.backoff),
-            ("delayed jobs cannot be promoted", self._promoter.backoff),
-            ("periodic jobs cannot be fired", self._periodic.backoff),
-        ):
-            if (failing := backoff.failing_seconds()) > limit:
-                found.append(f"{what}, for {failing:.1f} s: {backoff.error}")
-        thinning = self.reader.thinning
-        if (failing := thinning.seconds()) > limit and time.monotonic() - (thinning.failed_at or 0.0) <= limit:
-            found.append(f"superseded jobs cannot be ended, for {failing:.1f} s: {thinning.error}")
-        refused = self._transactional.connections
-        if (failing := refused.outage.seconds()) > limit and now() - refused.refused_at <= limit:
-            found.append(f"transactional jobs get no connection, for {failing:.1f} s: {refused.outage.error}")
-        for name, outage in list(self._periodic.outages.items()):
-            if (failing := outage.seconds()) > limit:
-                found.append(f"{name} cannot be fired, for {failing:.1f} s: {outage.error}")
-        unread = now() - self.reader.last_answer  # where nothing wakes it, it reads at the next poll
-        if self._registered.is_set() and unread > limit + 1.2 * self.settings.poll_seconds:
-            error = self.reader.outage.error
-            found.append(f"the last read was answered {unread:.1f} s ago" + (f": {error}" if error is not None else ""))
-        return found
-
-    def _gauges(self) -> Iterator[Metric]:
-        service = (self._service,)
-        scheduler = self.scheduler
-        # While Postgres is away those remain here whose leases have run out: others may have them, and run their jobs.
-        origins = [queue for queue in list(scheduler.origins.values()) if queue.deadline > now()]
-        # This is asked from a thread: only copies, which Python makes in one go, do not change while they are counted.
-        stuck = sum(lane.due is not None for queue in origins for lane in list(queue.lanes.values()))
-        yield gauge("sidings_running", "Handlers that run now.", ["service"], {service: self.workers.running()})
-        deaf = len(self._watchdog.deaf())
-        yield gauge("sidings_deaf_handlers", "Cancelled 5 s ago or more, and running.", ["service"], {service: deaf})
-        yield gauge(
-            "sidings_ready",
-            "Lanes and single jobs that could run now.",
-            ["service"],
-            {service: scheduler.ready},
-        )
-        yield gauge("sidings_blocked_groups", "Groups whose head backs off.", ["service"], {service: stuck})
-        oldest = self._upkeep.oldest
-        held, blocked = (self._upkeep.held, self._upkeep.blocked) if origins else (0, 0)
-        yield gauge("sidings_held_jobs", "Jobs that wait for a person.", ["service"], {service: held})
-        yield gauge("sidings_blocked_jobs", "Heads of groups that wait for a person.", ["service"], {service: blocked})
-        yield gauge(
-            "sidings_held_origins",
-            "Origins that this executor has leased.",
-            ["service"],
-            {service: len(origins)},
-        )
-        yield gauge(
-            "sidings_orphaned_origins",
-            "Origins where jobs wait and that nobody holds; of neighbours only the first counts; NaN: the last look "
-            "for them failed.",
-            ["service"],
-            {service: math.nan if (orphans := self._upkeep.orphans) is None else len(orphans)},
-        )
-        yield gauge(
-            "sidings_history_unarchived_seconds",
-            "Since the end of the oldest day of the history that is not archived with all of its rows; 0: none waits; "
-            "NaN: unknown.",
-            ["service"],
-            {service: self._upkeep.unarchived},
-        )
-        yield gauge(
-            "sidings_unknown_jobs",
-            "Jobs of types that this process has no handler for, in origins that it has leased.",
-            ["service", "type"],
-            {(self._service, kind): count for kind, count in scheduler.unknown.items()},
-        )
-        yield gauge(
-            "sidings_oldest_waiting_seconds",
-            "Age of the first waiting job of each held origin.",
-            ["service", "origin"],
-            {(self._service, queue.name): oldest[queue.name] for queue in origins if queue.name in oldest},
-        )
+        return self._health.problems(self._main, self._refusal)
