@@ -267,7 +267,7 @@ class Executor:
                 ends.push_async_callback(close_all, self._links.values())
                 ends.push_async_callback(self._leases.stop)
                 ends.callback(self._watchdog.stop)
-                ends.push_async_callback(self._transactional.close)
+                ends.callback(self._transactional.close)
                 ends.push_async_callback(self.workers.stop)
                 await asyncio.gather(main, return_exceptions=True)
 

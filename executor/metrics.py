@@ -18,7 +18,7 @@ from ..exposition import show
 from ..jobs import JobType, Outcome, OutcomeName
 from .queues import Entry
 
-__all__ = ["ExecutorMetrics", "Gauges"]
+__all__ = ["ExecutorMetrics"]
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 _COUNTED = [outcome for outcome in OutcomeName if outcome is not OutcomeName.LOST]  # those are in `lost`

@@ -496,8 +496,12 @@ class Scheduler:
 
     def again(self, entry: Entry, due: float) -> None:
         """The job runs again at `due`; until then its group waits. Without a group the job is now a delayed one."""
-        early = self._forget(entry)
-        lane = entry.lane
+        self.memory.drop(entry)
+        entry.origin.running.discard(entry)
+        if self.reading and self.holds(entry):
+            self._ended[entry.id] = entry.attempt
+        self.suspects.over([entry])
+        early, lane = self._early.pop(entry.id, None), entry.lane
         if lane is None:
             if early is not None and self.holds(early):
                 self.insert(early, due)
@@ -509,14 +513,6 @@ class Scheduler:
                 if due == inf and lane.queue and lane.queue[0].position < entry.position:
                     due = -inf  # a late one goes first, whatever a person decides: the lane is read from it on
                 self._stick(lane, entry, due)
-
-    def _forget(self, entry: Entry) -> Entry | None:
-        self.memory.drop(entry)
-        entry.origin.running.discard(entry)
-        if self.reading and self.holds(entry):
-            self._ended[entry.id] = entry.attempt
-        self.suspects.over([entry])
-        return self._early.pop(entry.id, None)
 
     # -- time ---------------------------------------------------------------------------------------------------
 

@@ -238,7 +238,7 @@ class Transactional:
         log.warning("job %s %s runs again: %s", entry.id, entry.type, error)
         return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the idle connections."""
         self.connections.close()
 

@@ -208,7 +208,7 @@ class _Drainer:
         try:
             await self._let_return()
         finally:
-            await self._transactional.close()
+            self._transactional.close()
         # By what the database says: statements that were cut off may have been done.
         for row in await self._fetch(_EXECUTOR, "standing", self._id, 0, 0):
             self._cycle, self._fence = row["cycle"], row["fence"]
