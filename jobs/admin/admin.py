@@ -5,15 +5,14 @@ import json
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
-
-import asyncpg
+from typing import Literal
 
 from ...errors import ActionRefused, AdministrationError, Busy, ConfigurationError, JobNotFound, PostgresUnavailable
 from ..job import JobId
 from ..outcome import OutcomeName
 from .calls import Calls, Database, refused
-from .listing import Filter, job_row, list_jobs
+from .listing import Filter, list_jobs
+from .reading import attempt_row, audit_row, blocked_group, job_count, job_row, origin_row, pause_row
 from .rows import (
     ActedOn,
     AttemptRow,
@@ -123,9 +122,7 @@ class Admin:
         if unknown := set(by) - {"state", "type", "origin"}:
             raise ActionRefused(f"by={sorted(unknown)!r} is unknown: give some of 'state', 'type', 'origin'")
         rows = await self._calls.rows("count_jobs", "state" in by, "type" in by, "origin" in by, origin, type)
-        counts = [
-            JobCount(None if row[0] is None else JobState(row[0]), row[1], row[2], row[3], row[4]) for row in rows
-        ]
+        counts = map(job_count, rows)
         return sorted(counts, key=lambda count: (count.origin or "", count.type or "", count.state or ""))
 
     async def show(self, job_id: int) -> JobDetails:
@@ -147,8 +144,8 @@ class Admin:
             row,
             rows[0]["payload"] if rows else (kept[-1] if kept else None),
             json.loads(rows[0]["headers"]) if rows and rows[0]["headers"] else {},
-            tuple(_attempt(attempt) for attempt in attempts),
-            tuple(_audit(action) for action in await self._calls.rows("audit_of_job", job_id)),
+            tuple(attempt_row(attempt) for attempt in attempts),
+            tuple(audit_row(action) for action in await self._calls.rows("audit_of_job", job_id)),
             () if row is None else tuple(pause for pause in await self.pauses() if _concerns(pause, row)),
         )
 
@@ -175,7 +172,7 @@ class Admin:
             ActionRefused: An argument makes no sense; the message says what to give.
         """
         rows = await self._calls.rows("ended_jobs", *_ended(outcomes, since, before, type, origin, limit))
-        return [_attempt(row) for row in rows]
+        return [attempt_row(row) for row in rows]
 
     async def requeueable(
         self,
@@ -202,7 +199,7 @@ class Admin:
             ActionRefused: An argument makes no sense; the message says what to give.
         """
         rows = await self._calls.rows("requeueable_jobs", *_ended(outcomes, since, None, type, origin, limit), force)
-        return [_attempt(row) for row in rows]
+        return [attempt_row(row) for row in rows]
 
     async def blocked_groups(self, *, origin: str | None = None, limit: int = 100) -> list[BlockedGroup]:
         """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused.
@@ -214,18 +211,18 @@ class Admin:
         without = [row["head"] for row in rows if row["error"] is None and row["state"] != JobState.WAITING]
         found = await self._calls.rows("last_errors", without) if without else []
         errors: dict[int, str] = {row["job_id"]: row["error"] for row in found}
-        return [_blocked(row, row["error"] or errors.get(row["head"])) for row in rows]
+        return [blocked_group(row, row["error"] or errors.get(row["head"])) for row in rows]
 
     async def pauses(self) -> list[PauseRow]:
         """What is paused, by whom and why; the newest first."""
-        return [_pause(row) for row in await self._calls.rows("pauses")]
+        return [pause_row(row) for row in await self._calls.rows("pauses")]
 
     async def origins(self) -> list[OriginRow]:
         """Every origin that has jobs, or was ever held or paused: who holds it, and what is there.
 
         It reads what fails, and of the rest the entries of indexes: a tenth of a second for a million jobs.
         """
-        return [_origin(row) for row in await self._calls.walk("origins", _COUNTED)]
+        return [origin_row(row) for row in await self._calls.walk("origins", _COUNTED)]
 
     async def executors(self) -> list[ExecutorRow]:
         """The executors that hold origins, by host and process."""
@@ -245,7 +242,7 @@ class Admin:
         """
         _check_limit(limit)
         last = _LAST_ID if before is None else before
-        return [_audit(row) for row in await self._calls.rows("audit", last, actor, action, limit)]
+        return [audit_row(row) for row in await self._calls.rows("audit", last, actor, action, limit)]
 
     # -- one job --------------------------------------------------------------------------------------------------
 
@@ -523,64 +520,7 @@ def _outcome(outcome: OutcomeName | str) -> OutcomeName:
     return OutcomeName(outcome)
 
 
-def _attempt(row: asyncpg.Record) -> AttemptRow:
-    return AttemptRow(
-        row["job_id"],
-        row["type"],
-        row["origin"],
-        row["group"],
-        row["attempt"],
-        OutcomeName(row["outcome"]),
-        row["enqueued_at"],
-        row["due_at"],
-        row["started_at"],
-        row["finished_at"],
-        row["executor"],
-        row["epoch"],
-        row["error_class"],
-        row["error_message"],
-        row["correlation_id"],
-    )
-
-
-def _audit(row: asyncpg.Record) -> AuditRow:
-    detail: dict[str, Any] = json.loads(row["detail"]) if row["detail"] else {}
-    return AuditRow(row["id"], row["at"], row["actor"], row["action"], json.loads(row["target"]), row["reason"], detail)
-
-
-def _pause(row: asyncpg.Record) -> PauseRow:
-    return PauseRow(row["type"], row["origin"], row["group"], row["paused_by"], row["reason"], row["paused_at"])
-
-
 def _concerns(pause: PauseRow, job: JobRow) -> bool:
     if pause.type is not None:
         return pause.type == job.type
     return pause.origin == job.origin and pause.group in (None, job.group)
-
-
-def _origin(row: asyncpg.Record) -> OriginRow:
-    pause = None
-    if row["paused_by"] is not None:
-        pause = PauseRow(None, row["origin"], None, row["paused_by"], row["pause_reason"], row["paused_at"])
-    columns = {name: value for name, value in row.items() if not name.startswith("pause")}
-    return OriginRow(**columns, pause=pause)
-
-
-def _blocked(row: asyncpg.Record, error: str | None) -> BlockedGroup:
-    pause = None
-    if row["paused_by"] is not None:
-        who, why, when = row["paused_by"], row["pause_reason"], row["paused_at"]
-        pause = PauseRow(None, row["origin"], row["group"], who, why, when)
-    return BlockedGroup(
-        row["origin"],
-        row["group"],
-        row["since"],
-        row["head"],
-        row["type"],
-        JobState(row["state"]),
-        row["failures"],
-        row["next_at"],
-        error,
-        row["behind"],
-        pause,
-    )

@@ -11,9 +11,10 @@ import asyncpg
 
 from ...errors import ActionRefused
 from .calls import Calls
+from .reading import job_row
 from .rows import JobRow, JobState
 
-__all__ = ["Filter", "job_row", "list_jobs"]
+__all__ = ["Filter", "list_jobs"]
 
 _SECTIONS: dict[JobState | None, tuple[str, ...]] = {
     None: ("ordered", "delayed", "held"),
@@ -57,6 +58,11 @@ class _Cursor(NamedTuple):
             raise ActionRefused(f"after={text!r} is no cursor of this list: give the cursor of its last row")
         return cls(section, int(key), int(id), origin)
 
+    @classmethod
+    def behind(cls, row: asyncpg.Record, section: str) -> "_Cursor":
+        key = row["position"] if section == "ordered" else row.get("due_microseconds") or 0
+        return cls(section, key, row["id"], row["origin"])
+
 
 async def list_jobs(calls: Calls, wanted: Filter, limit: int, after: str | None) -> list[JobRow]:
     """One page: at most `limit` rows behind the cursor `after`."""
@@ -66,7 +72,7 @@ async def list_jobs(calls: Calls, wanted: Filter, limit: int, after: str | None)
     for section in sections[sections.index(start.section) :]:
         cursor = start if section == start.section else _Cursor(section)
         rows = await _page(calls, cursor, wanted, limit - len(out))
-        out.extend(job_row(row, section) for row in rows)
+        out.extend(job_row(row, str(_Cursor.behind(row, section))) for row in rows)
         if len(out) >= limit:
             break
     return out
@@ -86,27 +92,3 @@ async def _page(calls: Calls, at: _Cursor, wanted: Filter, most: int) -> list[as
         case _:
             time = None if at.section == "blocked" else at.key
             return await calls.walk("list_backing_off", time, at.id, origin, group, type, state, most)
-
-
-def job_row(row: asyncpg.Record, section: str = "") -> JobRow:
-    """The row of a list, with its cursor in that section."""
-    position = row["position"]
-    key = position if section == "ordered" else row.get("due_microseconds") or 0
-    return JobRow(
-        row["id"],
-        row["type"],
-        row["origin"],
-        row["group"],
-        JobState(row["state"]),
-        row["priority"],
-        row["attempt"],
-        row["failures"],
-        row["losses"],
-        row["enqueued_at"],
-        row["run_at"],
-        position,
-        row["unique_key"],
-        row["held"],
-        row["error"],
-        str(_Cursor(section, key, row["id"], row["origin"])) if section else "",
-    )
