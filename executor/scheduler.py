@@ -203,7 +203,7 @@ class Scheduler:
             self._insert_grouped(entry, now)
 
     def _insert_single(self, entry: Entry, now: float) -> None:
-        if entry.type not in self._types and not self._knows_type(entry.type):
+        if entry.type not in self._types and not self.knows_type(entry.type):
             self._meet_unknown(entry)
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
@@ -589,14 +589,11 @@ class Scheduler:
 
     def knows_type(self, type: str) -> bool:
         """Whether this process has a handler for jobs of this type, and has read anew what was left of them before."""
-        return type in self._types or self._knows_type(type)
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _knows_type(self, type: str) -> bool:
-        if type not in self._unknown and self._known_type(type):
+        if type not in self._types and type not in self._unknown and self._known_type(type):
             self._types.add(type)
         return type in self._types
+
+    # -- inside -------------------------------------------------------------------------------------------------
 
     def _go_on(self, lane: Lane, now: float) -> None:
         """A lane has more or less in memory than before: it may run, or be refilled, or is over."""
@@ -629,7 +626,7 @@ class Scheduler:
         if self.pauses is not NOTHING_PAUSED and self.withholds(head.type, lane.origin.name, lane.group):
             self._stick(lane, head, inf)
             return False
-        if head.type not in self._types and not self._knows_type(head.type):
+        if head.type not in self._types and not self.knows_type(head.type):
             if lane.blocked_by != head.id:
                 self._meet_unknown(head)
             self._stick(lane, head, now + _UNKNOWN_SECONDS)
