@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from numbers import Number
 from typing import cast
 
@@ -201,7 +202,7 @@ def is_changed(value: object, read: object, classes: frozenset[type], *, tidied:
             if not any(kind in classes for kind in type(value).__mro__):
                 if type(value) is not type(read) and not (isinstance(value, Number) and isinstance(read, Number)):
                     return False
-                if type(value).__eq__ is object.__eq__:
+                if type(value).__eq__ is object.__eq__ and not isinstance(value, Enum):
                     return False
                 if tidied:
                     value, read = _tidied(value), _tidied(read)

@@ -6,6 +6,7 @@ from cProfile import Profile
 from dataclasses import InitVar, dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from typing import Annotated, Any, Literal, Self, cast
 from zoneinfo import ZoneInfo
 
@@ -504,6 +505,21 @@ def with_more(payload: BaseModel, **values: Any) -> BaseModel:
     return payload
 
 
+class Lamp(Enum):
+    RED = "red"
+    GREEN = "green"
+    OUT = "out"
+
+
+class Switched(BaseModel):
+    lamp: Lamp
+
+    @field_validator("lamp")
+    @classmethod
+    def the_next(cls, lamp: Lamp) -> Lamp:
+        return {Lamp.RED: Lamp.GREEN}.get(lamp, Lamp.OUT)
+
+
 class Cased(BaseModel):
     name: Annotated[str, AfterValidator(str.upper)]
 
@@ -516,6 +532,7 @@ NAMES = frozenset(f" {number}" for number in range(100))
     [
         (Payment, Payment(cents=cast(int, 12.5)), None),  # the handler got 125,000
         (Payments, Payments(by={"a": Payment(cents=1)}), None),
+        (Switched, Switched(lamp=Lamp.RED), None),
         (Payments, Payments(all=[Payment(cents=1)]), None),
         (Payments, Payments(), Payments()),
         (WithFee, WithFee(lines=[1]), None),
