@@ -172,8 +172,8 @@ def _fields(part: Schema) -> Mapping[object, Schema]:
 
 
 def fields_left_out(schema: object) -> dict[type, dict[str, Leaving | None]]:
-    """The models and dataclasses of this core schema of pydantic's, with their fields, and what each of these has as
-    `exclude_if`; empty where it leaves out no value."""
+    """The models and dataclasses of this core schema of pydantic's, with their fields that JSON may have, and what each
+    of these has as `exclude_if`; empty where it leaves out no value."""
     parts = list(parts_of(schema))
     if not any(map(_may_be_left_out, parts)):
         return {}
@@ -183,9 +183,11 @@ def fields_left_out(schema: object) -> dict[type, dict[str, Leaving | None]]:
             inner = cast(Schema, part["schema"])
             while str(inner.get("type")).startswith("function-") and "schema" in inner:  # validators of the whole
                 inner = cast(Schema, inner["schema"])
-            fields = cast(Mapping[str, Schema], _fields(inner))
+            fields = {"root": inner} if part.get("root_model") else cast(Mapping[str, Schema], _fields(inner))
             found[cast(type, part["cls"])] = {
-                name: cast("Leaving | None", field.get("serialization_exclude_if")) for name, field in fields.items()
+                name: cast("Leaving | None", field.get("serialization_exclude_if"))
+                for name, field in fields.items()
+                if not field.get("serialization_exclude")
             }
     return found
 

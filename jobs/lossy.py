@@ -160,7 +160,7 @@ def becomes_another(
                 its = getattr(read, name, None)  # of an InitVar there is nothing
                 held = getattr(value, name, its)
                 is_out = held is _MISSING or (leaves is not None and leaves(held))
-                if is_out and held != its and not _is_the_same(held, its, tidied=False):
+                if is_out and is_changed(held, its, classes, left_out=left_out):
                     return (
                         f"in {name} a value that is left out of the JSON (exclude_if, or MISSING), in place of which "
                         "the handler would get the default: make that value the default"
@@ -183,10 +183,18 @@ def _kind_of(value: object, classes: frozenset[type]) -> type | None:
     return next((kind for kind in type(value).__mro__ if kind in classes), None)
 
 
-def is_changed(value: object, read: object, classes: frozenset[type], *, tidied: bool = False) -> bool:
+def is_changed(
+    value: object,
+    read: object,
+    classes: frozenset[type],
+    *,
+    tidied: bool = False,
+    left_out: Mapping[type, Mapping[str, Leaving | None]] | None = None,
+) -> bool:
     """Whether what was `read` of the JSON of `value` has other values in it. What arrives in another type, as where the
     schema says `Any`, is not looked into. classes: as of `becomes_another`. tidied: texts with the same letters and
-    digits are the same, and times of which parts of a second were cut off."""
+    digits are the same, and times of which parts of a second were cut off. left_out: as `fields_left_out` has told,
+    where `read` is a default, of which no field was read: all count that JSON would have, and so does another type."""
     some, there = list[object](), list[object]()
     match value, read:
         case Mapping(), Mapping():
@@ -200,20 +208,29 @@ def is_changed(value: object, read: object, classes: frozenset[type], *, tidied:
             there += cast(Iterable[object], read)
         case _:
             if not any(kind in classes for kind in type(value).__mro__):
-                if type(value) is not type(read) and not (isinstance(value, Number) and isinstance(read, Number)):
+                is_alike = type(value) is type(read) or (isinstance(value, Number) and isinstance(read, Number))
+                if not is_alike and left_out is None:
                     return False
-                if type(value).__eq__ is object.__eq__ and not isinstance(value, Enum):
+                if is_alike and type(value).__eq__ is object.__eq__ and not isinstance(value, Enum):
                     return False
                 if tidied:
                     value, read = _tidied(value), _tidied(read)
                 return value != read and not _is_the_same(value, read, tidied)
-            if not isinstance(value, type(read)):
+            if left_out is not None:
+                kind = _kind_of(value, classes)
+                if kind is None or kind is not _kind_of(read, classes):
+                    return True
+                names = [name for name in left_out[kind] if hasattr(value, name) and hasattr(read, name)]
+                some.append(getattr(value, "model_extra", None) or {})
+                there.append(getattr(read, "model_extra", None) or {})
+            elif isinstance(value, type(read)):
+                names = fields_of(read)
+            else:
                 return True
-            names = fields_of(read)
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
     return len(some) != len(there) or any(
-        is_changed(held, its, classes, tidied=tidied) for held, its in zip(some, there, strict=True)
+        is_changed(held, its, classes, tidied=tidied, left_out=left_out) for held, its in zip(some, there, strict=True)
     )
 
 
