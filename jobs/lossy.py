@@ -13,7 +13,7 @@ from typing import cast
 
 import pydantic_core
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, SchemaSerializer
 
 from .doubts import Leaving
 from .kinds import ONE_KIND, other_kind
@@ -145,10 +145,8 @@ def becomes_another(
         case list() | tuple() | deque(), list() | tuple() | deque():
             some += cast(Iterable[object], value)
             there += cast(Iterable[object], read)
-        case set() | frozenset(), set() | frozenset():  # what has not arrived, which may stand in any order, by kinds
-            given, got = cast(frozenset[object], value), cast(frozenset[object], read)
-            some += sorted(given - got, key=lambda item: id(_kind_of(item, classes)))
-            there += sorted(got - given or got, key=lambda item: id(_kind_of(item, classes)))
+        case set() | frozenset(), set() | frozenset():
+            some, there = _paired(cast(frozenset[object], value), cast(frozenset[object], read), classes, left_out)
         case _:
             kind = _kind_of(value, classes)
             if kind is not None and kind is not type(read):
@@ -183,6 +181,44 @@ def _kind_of(value: object, classes: frozenset[type]) -> type | None:
     return next((kind for kind in type(value).__mro__ if kind in classes), None)
 
 
+def _paired(
+    given: frozenset[object],
+    got: frozenset[object],
+    classes: frozenset[type],
+    left_out: Mapping[type, Mapping[str, Leaving | None]],
+) -> tuple[list[object], list[object]]:
+    """What has not arrived, and what has in place of it: it may stand in any order, and is found by what JSON has of
+    it, or else by kinds."""
+    places = [(_place(item, classes, left_out), item) for item in given - got]
+    if not places:
+        return [], []
+    arrived = {_place(item, classes, left_out): item for item in got - given or got}
+    found = [(item, arrived[place]) for place, item in places if place in arrived]
+    lost = sorted((place, n) for n, (place, _) in enumerate(places) if place not in arrived)
+    rest = sorted(arrived.keys() - dict(places).keys() or arrived) if lost else []
+    some = [item for item, _ in found] + [places[n][1] for _, n in lost]
+    return some, [its for _, its in found] + [arrived[place] for place in rest]
+
+
+def _place(
+    item: object, classes: frozenset[type], left_out: Mapping[type, Mapping[str, Leaving | None]]
+) -> tuple[int, str]:
+    """Its kind, and what JSON has of it."""
+    kind = _kind_of(item, classes)
+    if serializer := cast(SchemaSerializer | None, getattr(kind, "__pydantic_serializer__", None)):
+        text = serializer.to_json(item, round_trip=True, by_alias=False, warnings=False, fallback=repr)
+        return id(kind), text.decode()
+    if kind is not None:  # a dataclass of the standard library
+        leaving = left_out.get(kind) or {field.name: None for field in fields(kind)}
+        held = [(getattr(item, name, None), leaves) for name, leaves in leaving.items()]
+        parts: Iterable[object] = [_MISSING if leaves is not None and leaves(each) else each for each, leaves in held]
+    elif isinstance(item, tuple):
+        parts = cast(Iterable[object], item)
+    else:
+        return id(kind), repr(item)
+    return id(kind), repr([_place(part, classes, left_out) for part in parts])
+
+
 def is_changed(
     value: object,
     read: object,
@@ -206,6 +242,11 @@ def is_changed(
         case list() | tuple() | deque(), list() | tuple() | deque():
             some += cast(Iterable[object], value)
             there += cast(Iterable[object], read)
+        case set() | frozenset(), set() | frozenset() if left_out is not None:
+            given, got = cast(frozenset[object], value), cast(frozenset[object], read)
+            if len(given) != len(got):
+                return True
+            some, there = _paired(given, got, classes, left_out)
         case _:
             if not any(kind in classes for kind in type(value).__mro__):
                 is_alike = type(value) is type(read) or (isinstance(value, Number) and isinstance(read, Number))
