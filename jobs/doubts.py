@@ -173,12 +173,17 @@ def _fields(part: Schema) -> Mapping[object, Schema]:
 
 def fields_left_out(schema: object) -> dict[type, dict[str, Leaving | None]]:
     """The models and dataclasses of this core schema of pydantic's, with their fields that JSON may have, and what each
-    of these has as `exclude_if`; empty where it leaves out no value."""
+    of these has as `exclude_if`; as `dict` all its typed dicts, which do not tell at a value. Empty where it leaves out
+    no value."""
     parts = list(parts_of(schema))
     if not any(map(_may_be_left_out, parts)):
         return {}
     found = dict[type, dict[str, Leaving | None]]()
     for part in parts:
+        if part.get("type") == "typed-dict":
+            typed = found.setdefault(dict, {})
+            for name, field in cast(Mapping[str, Schema], _fields(part)).items():
+                typed[name] = cast("Leaving | None", field.get("serialization_exclude_if")) or typed.get(name)
         if part.get("type") in ("model", "dataclass"):
             inner = cast(Schema, part["schema"])
             while str(inner.get("type")).startswith("function-") and "schema" in inner:  # validators of the whole

@@ -140,8 +140,25 @@ def becomes_another(
         case bytes(), _:
             return _BYTES if (read.encode() if isinstance(read, str) else read) != value else ""
         case Mapping(), Mapping():
-            some += cast(Mapping[object, object], value).values()
-            there += cast(Mapping[object, object], read).values()
+            pairs, its_pairs = cast(Mapping[object, object], value), cast(Mapping[object, object], read)
+            for name, leaves in left_out.get(dict, {}).items():
+                held = pairs.get(name)
+                if name not in pairs or (leaves is None and held is not _MISSING):
+                    continue
+                if name in its_pairs and not is_changed(held, its_pairs[name], classes, left_out=left_out):
+                    continue
+                if leaves is None or held is _MISSING or leaves(held):
+                    return (
+                        f"in {name} a value that is left out of the JSON (exclude_if, or MISSING), in place of which "
+                        "the handler would get none, or the default: leave out the key, or exclude_if"
+                    )
+            names = [name for name in pairs if name in its_pairs]
+            if len(names) < len(its_pairs):  # keys arrive as others
+                some += pairs.values()
+                there += its_pairs.values()
+            else:
+                some += [pairs[name] for name in names]
+                there += [its_pairs[name] for name in names]
         case list() | tuple() | deque(), list() | tuple() | deque():
             some += cast(Iterable[object], value)
             there += cast(Iterable[object], read)

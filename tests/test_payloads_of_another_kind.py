@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import Enum, StrEnum
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 from uuid import UUID
 
 import pydantic_core
@@ -37,7 +37,7 @@ from sidings.jobs.kinds import fields_in_doubt
 from sidings.jobs.limits import may_be_nested
 from sidings.kafka import Outbox
 from sidings.testing import drain
-from typing_extensions import TypeAliasType
+from typing_extensions import TypeAliasType, TypedDict
 
 from .support import ORIGIN, connected
 
@@ -374,6 +374,15 @@ class SetLeftOut(BaseModel):
     all: set[Item] = Field(default_factory=lambda: {Item(id=1), Item(id=2, note="n")}, **left_out_if(lambda _: True))
 
 
+class Ticket(TypedDict):
+    fee: NotRequired[Annotated[int, Field(**left_out_if(lambda fee: fee == 0))]]
+    seen: NotRequired[Annotated[object, Field(exclude=True)]]
+    tax: NotRequired["int | MISSING"]
+    first: Charge
+    second: Meta
+    others: NotRequired[dict[str, Any]]
+
+
 def looked_at() -> Meta:
     meta = Meta()
     meta._looked_at = 1
@@ -555,6 +564,29 @@ def test_items_of_a_set_are_compared_with_what_was_read_of_them(declared: Any, i
         keep.dump(items)
         with pytest.raises(InvalidPayload, match="in note a value that is left out"):
             keep.dump({*items, item(id=n + 1_000, note="")})
+
+
+@LEAVES_OUT
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        ({"fee": 1}, None),
+        ({"seen": object()}, None),
+        ({"tax": 1, "second": StoredMeta(), "others": {"fee": "0", "tax": None}}, None),
+        ({"fee": 0}, "in fee a value that is left out"),  # the handler found none
+        ({"tax": MISSING}, "in tax a value that is left out"),
+        ({"seen": object(), "first": Charge(fee=0)}, "in fee a value that is left out"),
+    ],
+)
+def test_a_value_of_a_typed_dict_that_is_left_out_is_refused(values: dict[str, Any], refused: str | None) -> None:
+    """It was stored without the key; or a union was blamed that there is not, as all was compared by place."""
+    keep, payload = a_job_of(Ticket), {"first": Charge(), "second": Meta(), **values}
+    if refused is None:
+        read = keep.load(keep.dump(payload))
+        assert read.keys() == payload.keys() - {"seen"}
+    else:
+        with pytest.raises(InvalidPayload, match=refused):
+            keep.dump(payload)
 
 
 @LEAVES_OUT
