@@ -12,7 +12,7 @@ from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
-from .link import Backoff, Link, check_schema, close_all, connect, disk_is_full, rest_after, takes_no_writes
+from .link import NOT_NOW, Backoff, Link, check_schema, close_all, connect, disk_is_full, rest_after, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .outages import MOST_CONFLICTS, after_conflict
@@ -22,6 +22,7 @@ from .transactional import CLEAN
 __all__ = [
     "CLEAN",
     "MOST_CONFLICTS",
+    "NOT_NOW",
     "Backoff",
     "Executor",
     "ExecutorMetrics",

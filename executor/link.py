@@ -17,6 +17,7 @@ from .settings import PostgresSettings
 __all__ = [
     "BROKEN",
     "IDLE_SECONDS",
+    "NOT_NOW",
     "Backoff",
     "Link",
     "check_schema",
@@ -69,7 +70,7 @@ BROKEN = (
 
 # What Postgres refuses for the time being: its disk is full, which a connection may need; the database takes none, as
 # while it is renamed; somebody has a table locked, as a migration.
-_NOT_NOW = (asyncpg.InsufficientResourcesError, asyncpg.ObjectNotInPrerequisiteStateError)
+NOT_NOW = (asyncpg.InsufficientResourcesError, asyncpg.ObjectNotInPrerequisiteStateError)
 
 
 class Backoff:
@@ -352,7 +353,7 @@ async def check_schema(settings: PostgresSettings, service: str) -> None:
         connection = await connect(settings, statement_seconds=settings.call_seconds)
         await check(connection, service=service, schema=settings.schema_name)
         await connection.close(timeout=settings.call_seconds)
-    except (*BROKEN, *_NOT_NOW) as error:
+    except (*BROKEN, *NOT_NOW) as error:
         raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
     finally:
         if connection is not None:

@@ -119,6 +119,40 @@ async def test_a_relay_alone_that_does_not_know_the_partitioners_ends_and_says_s
         assert await relay.terminate() == 0
 
 
+@pytest.mark.parametrize("why", ["takes no connections", "has a table locked"])
+async def test_a_relay_alone_waits_for_the_partitioners(
+    sidings_postgres: str, database: str, sidings_kafka: str, why: str
+):
+    """It ended with a traceback, as during a migration or while its database was renamed."""
+    options, name = ("--service", "test", "--postgres", database, "--kafka", sidings_kafka), database.rpartition("/")[2]
+    command, pipe = (sys.executable, "-m", "sidings.kafka.outbox", *options), asyncio.subprocess.PIPE
+    async with connected(sidings_postgres) as elsewhere, connected(database) as locking:
+        if why == "has a table locked":
+            await locking.execute("BEGIN; LOCK TABLE sidings.topic")
+        else:
+            await elsewhere.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        relays = [await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe) for _ in range(2)]
+        try:
+            for relay in relays:
+                assert relay.stderr is not None
+                line = await asyncio.wait_for(relay.stderr.readline(), SECONDS)
+                assert b"the service's partitioners could not be read, trying again: " in line
+            relays[0].terminate()
+            assert await asyncio.wait_for(relays[0].wait(), SECONDS) == 0
+            await locking.execute("ROLLBACK")
+            await elsewhere.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            assert relays[1].stdout is not None
+            assert b"started" in await asyncio.wait_for(relays[1].stdout.readline(), SECONDS)
+            relays[1].terminate()
+            assert await asyncio.wait_for(relays[1].wait(), SECONDS) == 0
+        finally:
+            await elsewhere.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            for relay in relays:
+                if relay.returncode is None:
+                    relay.kill()
+                await relay.communicate()
+
+
 @pytest.mark.parametrize("partitioner", ["murmur2", "crc32"])
 async def test_the_origin_is_that_of_the_topics_partitioner_over_its_partitions(database: str, partitioner: Any):
     topics = Topics(PostgresSettings(dsn=database), {})

@@ -15,13 +15,16 @@ import asyncpg
 
 from ... import kafka as kafka_package
 from ...collector import relax_collector
-from ...errors import ConfigurationError, SidingsError
-from ...executor import Link, PostgresSettings
+from ...errors import ConfigurationError, PostgresUnavailable, SidingsError
+from ...executor import NOT_NOW, Backoff, Link, PostgresSettings
+from ...outage import Outage
 from ...schema import load_sql
 from ..environment import environment
 from ..settings import KafkaSettings
 from .relay import Relay
 from .settings import OutboxSettings
+
+log = logging.getLogger("sidings.outbox")
 
 
 async def _run(arguments: argparse.Namespace) -> None:
@@ -29,14 +32,12 @@ async def _run(arguments: argparse.Namespace) -> None:
     given = environment()
     if not {"postgres", "kafka"} <= given.keys():
         raise ConfigurationError("give --postgres and --kafka, or set SIDINGS_POSTGRES and SIDINGS_KAFKA")
-    await _check_partitioners(given["postgres"], given["kafka"])
     relay = Relay(arguments.service, given["postgres"], given["kafka"], settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await relay.start()
-    print(f"relay {relay.id} started", flush=True)
-    tasks = [asyncio.create_task(relay.wait()), asyncio.create_task(stop.wait())]
+    work = _relay(relay, given["postgres"], given["kafka"])
+    tasks = [asyncio.create_task(work), asyncio.create_task(stop.wait())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -47,14 +48,22 @@ async def _run(arguments: argparse.Namespace) -> None:
         await relay.stop()
 
 
+async def _relay(relay: Relay, postgres: PostgresSettings, kafka: KafkaSettings) -> None:
+    await _check_partitioners(postgres, kafka)
+    await relay.start()
+    print(f"relay {relay.id} started", flush=True)
+    await relay.wait()
+
+
 async def _check_partitioners(postgres: PostgresSettings, kafka: KafkaSettings) -> None:
-    """Else a key would go to one partition from here and to another from the service."""
+    """Else a key would go to one partition from here and to another from the service. Waits for Postgres, as the relay
+    does."""
     link = Link(postgres)
     try:
-        rows = await link.fetch(load_sql(kafka_package.__name__, "load_topics", postgres.schema_name))
-    except asyncpg.UndefinedTableError:  # no schema: the relay says so
+        rows = await _load_topics(link, postgres.schema_name)
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):  # no schema, or an older one: the relay says so
         return
-    except asyncpg.InsufficientPrivilegeError as error:
+    except asyncpg.PostgresError as error:
         raise ConfigurationError(f"the relay has to know how its service chooses partitions: {error}") from error
     finally:
         link.drop()
@@ -64,6 +73,18 @@ async def _check_partitioners(postgres: PostgresSettings, kafka: KafkaSettings) 
             f"the service chooses partitions otherwise than this relay would: set SIDINGS_KAFKA_PARTITIONERS as its "
             f"KafkaSettings.partitioners are; of its topics that differ: {json.dumps(wrong)}"
         )
+
+
+async def _load_topics(link: Link, schema: str) -> list[asyncpg.Record]:
+    backoff, outage = Backoff(), Outage(log, "the service's partitioners could not be read")
+    while True:
+        try:
+            rows = await link.fetch(load_sql(kafka_package.__name__, "load_topics", schema))
+            outage.over()
+            return rows
+        except (PostgresUnavailable, *NOT_NOW) as error:
+            outage.failed(error)
+            await backoff.sleep(error)
 
 
 def main() -> int:
