@@ -47,6 +47,7 @@ _FOR_HANDLERS = {
 }
 
 _MOST_PATIENCE = 8
+_LONG_SECONDS, _LONG_SHARE = 3.0, 0.9  # what counts as a long statement, and of `call_seconds` where these are fewer
 _QUICK_SECONDS = 1.0  # after a long statement that was quicker the next needs no more time than others
 _REST, _MOST_REST_SECONDS = 20.0, 300.0
 _ASK_SECONDS = 2.0
@@ -194,7 +195,8 @@ def rest_after(took: float) -> float:
 class Link:
     """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
     and the next call opens another one. `on_error` is told of failures, `on_refused` of errors that Postgres reports
-    for the statement itself. patience: how many times `call_seconds` a call may take, from the next connection on."""
+    for the statement itself. patience: how many times `call_seconds` a call may take, from the next connection on.
+    long_seconds: what failed after so many may have taken too long, and is to be followed by something smaller."""
 
     def __init__(
         self,
@@ -208,6 +210,7 @@ class Link:
         self._connection: asyncpg.Connection | None = None
         self._outdated = False
         self.patience = 1
+        self.long_seconds = min(_LONG_SECONDS, _LONG_SHARE * settings.call_seconds)
 
     async def fetch(self, query: str, *args: object) -> list[asyncpg.Record]:
         """Run one statement in autocommit and return its rows.

@@ -29,7 +29,6 @@ _POLL_SECONDS = 0.25
 _MOST_PER_ORIGIN = 1_000  # and twenty times as many of all: half a second of Postgres' time
 _LEAST_PER_ORIGIN = 10  # fewer would save nothing: what takes long then is something else
 _QUICK_LOOK = 0.05  # seconds; a whole look that takes longer is followed by shorter ones
-_LONG_LOOK = 3.0  # seconds: one that failed after so long is given more time
 
 
 class Promoter:
@@ -116,12 +115,12 @@ class Promoter:
                 for kind, count in Counter[str](row["superseded"]).items():
                     self._metrics.superseded(kind, count)
                 self._looked_at = row["looked_at"], row["looked_at_id"]
-                if took < _LONG_LOOK:
+                if took < self._link.long_seconds:
                     self._most = min(_MOST_PER_ORIGIN, 2 * self._most)
                 if whole:
                     self._whole_of = epochs
                     self._rest(took)
-                    if took < _LONG_LOOK:
+                    if took < self._link.long_seconds:
                         self._link.patience = 1
                 if row["promoted"]:
                     self._on_promoted()
@@ -141,7 +140,7 @@ class Promoter:
     async def _failed(self, took: float, *, whole: bool) -> None:
         """A look has, perhaps since it took too long: the next one promotes half as many. A whole one may have stepped
         over too much, and also gets more time, unless the server hangs."""
-        if took >= _LONG_LOOK:
+        if took >= self._link.long_seconds:
             self._most = max(_LEAST_PER_ORIGIN, self._most // 2)
             if whole:
                 await self._link.be_patient()

@@ -31,7 +31,6 @@ __all__ = ["Reader"]
 log = logging.getLogger("sidings.executor")
 
 _CLOCK_SET = 60.0  # seconds, of the server's clock against ours, at once: somebody has set it
-_LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _THINNED = 500  # lanes of a statement that ends superseded jobs
 _THIN_AGAIN_SECONDS = 1.0  # or so, until that is tried again where Postgres has refused it
 _MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that it ends: of all lanes, of each
@@ -152,7 +151,7 @@ class Reader:
                 self.outage.failed(f"{type(error).__name__}: {error}")
                 self._give_up(plan)
                 self._woken.set()
-                if now() - sent >= _LONG_READ:
+                if now() - sent >= self._link.long_seconds:
                     await self._ask_for_less(plan)
                 await backoff.sleep()
                 continue

@@ -23,7 +23,6 @@ log = logging.getLogger("sidings.consumer")
 _LOOK_SECONDS = 1.0
 _SHARE = 20  # a count takes at most one part in so many of the time
 _RETRY_SECONDS = 10.0  # at most, to the next count where one has failed, which mostly waited for a lock or for Postgres
-_LONG_LOOK = 3.0  # seconds: a statement that failed after so long is followed by one that counts less
 
 
 class Backlog:
@@ -79,7 +78,7 @@ class Backlog:
             try:
                 waiting |= await self._count(some)
             except PostgresUnavailable:
-                if time.monotonic() - sent < _LONG_LOOK:
+                if time.monotonic() - sent < self._link.long_seconds:
                     raise
                 if len(some) == 1:  # unless the server hangs, the next one gets more time
                     self._last.pop(some[0], None)
@@ -94,7 +93,7 @@ class Backlog:
                 for partition in some:
                     self._last.pop(partition, None)
         self.waiting = waiting
-        if time.monotonic() - began < _LONG_LOOK:
+        if time.monotonic() - began < self._link.long_seconds:
             self._at_once, self._link.patience = None, 1
 
     async def _count(self, looked: Sequence[Partition]) -> dict[TopicPartition, int]:

@@ -333,7 +333,7 @@ class SimLink:
     """A `Link`, with its latency and its faults. It stays with its server until it is dropped."""
 
     def __init__(self, world: "World", node: "Node") -> None:
-        self.patience = 1
+        self.patience, self.long_seconds = 1, 3.0
         self.world, self.node = world, node
         self.server: Postgres | None = None
         self.outdated = False

@@ -153,7 +153,6 @@ async def test_counts_that_take_longer_than_a_call_may_pause_partitions_all_the_
 
     monkeypatch.setattr("sidings.kafka.backlog.load_sql", slowly)
     monkeypatch.setattr("sidings.kafka.backlog._SHARE", 1)
-    monkeypatch.setattr("sidings.kafka.backlog._LONG_LOOK", 0.5)
     name = await topic(partitions=4)
     service, gate = a_service_with_jobs(PostgresSettings(dsn=effects, call_seconds=1.0), sidings_kafka, name)
     for partition in range(4):
@@ -180,7 +179,6 @@ async def test_a_partition_that_can_never_be_counted_keeps_no_other_from_being(
 
     monkeypatch.setattr("sidings.kafka.backlog.load_sql", slowly)
     monkeypatch.setattr("sidings.kafka.backlog._RETRY_SECONDS", 0.1)
-    monkeypatch.setattr("sidings.kafka.backlog._LONG_LOOK", 0.2)
     monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)
     name = await topic(partitions=4)
     service, gate = a_service_with_jobs(PostgresSettings(dsn=effects, call_seconds=0.5), sidings_kafka, name)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from pydantic import BaseModel
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings, reader
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
 
 from .support import drained, enqueue
@@ -62,7 +62,6 @@ async def test_payloads_that_do_not_come_through_in_time_are_read_by_fewer(
     """The first read asked for 256 jobs whatever their size, was given up after `call_seconds`, and asked again for as
     many; no job of any origin ran."""
     monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
-    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
     registry, ran = Registry(), list[int]()
 
     @registry.job(group="group" if groups else None)

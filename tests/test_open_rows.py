@@ -163,7 +163,7 @@ def test_an_answer_with_late_rows_of_many_origins_is_bounded():
 
 async def test_after_a_read_that_took_too_long_origins_take_turns(database: str, monkeypatch: pytest.MonkeyPatch):
     """With six million open rows in 16 origins, the first read of an executor took longer than a call may take."""
-    monkeypatch.setattr("sidings.executor.reader._LONG_READ", 0.0)
+    monkeypatch.setattr("sidings.executor.link._LONG_SECONDS", 0.0)
     ledger = Ledger()
     registry, ride = a_registry(ledger)
     refused: list[int] = []

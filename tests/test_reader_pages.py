@@ -144,8 +144,7 @@ async def slow_rows(dsn: str, type: str, *, gone: bool = False) -> AsyncIterator
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts as a long read, and as a quick one, beside calls of half a second."""
-    monkeypatch.setattr(reader, "_LONG_READ", 0.25)
+    """What counts as a quick read beside calls of half a second."""
     monkeypatch.setattr(planning, "_QUICK_READ", 0.4)
 
 
@@ -217,7 +216,6 @@ async def test_delayed_jobs_behind_too_many_that_have_been_promoted_are_promoted
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The same, of the index of delayed jobs."""
-    monkeypatch.setattr(promoter, "_LONG_LOOK", 0.25)
     monkeypatch.setattr("sidings.executor.link._REST", 0.1)
     registry, started = Registry(), list[int]()
 
@@ -331,13 +329,38 @@ async def test_a_look_for_what_is_due_that_had_too_little_time_is_followed_by_sm
         async def failing(query: str, *arguments: object) -> object:
             most.append(arguments[3])
             if len(most) <= 2:
-                later[0] += promoter._LONG_LOOK
+                later[0] += executor._promoter._link.long_seconds
                 raise PostgresUnavailable("it did not answer")
             return await fetchrow(query, *arguments)
 
         monkeypatch.setattr(executor._promoter._link, "fetchrow", failing)
         await eventually(lambda: len(most) >= 6)
     assert most[:6] == [1_000, 500, 250, 500, 1_000, 1_000]
+
+
+async def test_looks_for_what_is_due_are_followed_by_smaller_ones_also_where_a_call_has_little_time(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """With `call_seconds` of less than three, looks that were cut off never counted as too long: none was smaller than
+    the last, and no delayed job was promoted."""
+    monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with connected(database) as connection:
+        await connection.execute(
+            "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$BEGIN PERFORM pg_sleep({ROW_SECONDS}); RETURN NEW; END$$; "
+            "CREATE TRIGGER slow BEFORE UPDATE ON sidings.job FOR EACH ROW "
+            "WHEN (OLD.position IS NULL AND NEW.position IS NOT NULL) EXECUTE FUNCTION public.slow()"
+        )
+    many = round(1.2 * 0.5 / ROW_SECONDS)  # which take longer than a call may
+    await enqueue(database, quick, (Ride(number=n) for n in range(many)), run_at=datetime.now(UTC) - timedelta(hours=1))
+    async with impatient(database, registry):
+        await eventually(lambda: len(started) == many)
 
 
 async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_by_reading_anew(

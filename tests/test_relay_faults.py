@@ -521,7 +521,6 @@ async def test_a_read_that_no_smaller_one_can_replace_is_given_more_time(
 ) -> None:
     """As one that steps over tens of millions of messages that have been sent, while somebody's transaction keeps
     vacuum from removing them: after a start no read got past them any more."""
-    monkeypatch.setattr(reader, "_LONG_READ", 0.25)
     monkeypatch.setattr(reader, "_QUICK_READ", 0.4)
     etas = await topic("etas")
     await publish(database, "sent", [("key", b"x")] * 600)
@@ -549,7 +548,6 @@ async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(
 ) -> None:
     """The first read asked for hundreds whatever their size, was given up, and asked again for as many, for ever."""
     monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
-    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
     etas = await topic("etas")
     await publish(database, etas, [(f"k{n}", b"%d" % n + b"x" * 100_000) for n in range(120)])
     async with narrow(database) as slow:
@@ -648,7 +646,6 @@ async def test_late_messages_that_cannot_be_found_in_time_are_found_by_starting_
     """They were looked for among all that waits for a topic that fails, which may be millions, for ever: a step takes
     as long here as with a thousand times as many."""
     monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
-    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
     etas, stepped_over = await topic("etas"), "AND NOT pg_visible_in_snapshot(m.txid"
     relay = a_relay(database, sidings_kafka)
     assert relay.reader.sql.count(stepped_over) == 1

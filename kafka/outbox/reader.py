@@ -34,7 +34,6 @@ _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
 _MOST_BYTES = 2 * _BYTES  # nor may it, whatever came before; but for a single message that is larger
 _HELD_BYTES = 4 * _BYTES  # memory should have no more
 _TYPICAL_BYTES = 500.0  # of a message, before any has been seen
-_LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
 _STEPPING_READ = 1.0  # seconds: one that takes longer may step over millions of messages that are not committed
 _SAMPLED = 16  # one row of so many is looked at for how large they are
@@ -113,7 +112,7 @@ class Reader:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
                 self._woken.set()
-                if now() - sent >= _LONG_READ:
+                if now() - sent >= self._link.long_seconds:
                     self._ask_for_less(plan)
                     if self._too_long > 2:
                         await self._link.be_patient()  # the reader of jobs has the reason
