@@ -186,8 +186,7 @@ def _heard(sent: "asyncio.Future[object]") -> "asyncio.Future[object]":
 
 
 class Senders:
-    """The producer that the topics share, and its successors. `changed`: called when a connection was made or given
-    up."""
+    """The producer that the topics share, and its successors. connections: how many of them have reached Kafka."""
 
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings) -> None:
         self._kafka = kafka
