@@ -377,8 +377,6 @@ async def _verify_name(connection: asyncpg.Connection, schema: str) -> None:
 
 async def _missing(connection: asyncpg.Connection, service: str, schema: str) -> list[Migration]:
     """What is to be applied. Raises what forbids it."""
-    if await connection.fetchval("SELECT to_regclass($1) IS NULL", f"{schema}.migration"):
-        return list(migrations())
     applied = await _applied(connection, schema)
     _verify(applied, schema)
     if applied:
