@@ -40,6 +40,7 @@ from sidings.kafka.outbox import Outbox, OutboxSettings, Relay
 from sidings.kafka.settings import KafkaSettings
 
 from .deimos import TABLES, Deimos
+from .ours import until
 
 __all__ = ["MANY", "measure"]
 
@@ -48,6 +49,7 @@ _KEYS = 1_000
 _VALUE = b"x" * 200
 _TOPICS = 100  # of "many topics"
 _EACH = 100  # messages in each of them
+_PAUSE_SECONDS = 0.002  # between looks whether all is done
 MANY = _TOPICS * _EACH
 _BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text, key bytea,
            value bytea, created_at timestamptz NOT NULL DEFAULT now())"""
@@ -56,12 +58,12 @@ _BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIM
 class _Stage:
     """A database and topics of this run's own."""
 
-    def __init__(self, dsn: str, kafka: str, messages: int, held: int | None = None) -> None:
-        """held: messages while a transaction is left open; default: the same."""
+    def __init__(self, dsn: str, kafka: str, messages: int, held: int) -> None:
+        """held: messages while a transaction is left open."""
         self.dsn = dsn
         self.kafka = kafka
         self.messages = messages
-        self.held = held or messages
+        self.held = held
         self.topics: list[str] = []
         self.small: list[str] = []  # of one partition each
 
@@ -248,7 +250,7 @@ async def _relay(stage: _Stage, *, many: bool = False, hold: bool = False) -> fl
         async with connection.transaction():
             for topic in backlog:  # the producer learns of the topics
                 await outbox.publish(connection, topic, key="k", value=_VALUE)
-        await _until(lambda: _all_sent(relay, dict.fromkeys(backlog, 0)))
+        await until(lambda: _all_sent(relay, dict.fromkeys(backlog, 0)), pause=_PAUSE_SECONDS)
         async with connection.transaction():
             for topic, messages in backlog.items():
                 for first in range(0, messages, 10_000):
@@ -257,7 +259,7 @@ async def _relay(stage: _Stage, *, many: bool = False, hold: bool = False) -> fl
         await connection.execute("ANALYZE sidings.outbox")
         started = _clock()
         relay.wake()
-        await _until(lambda: _all_sent(relay, backlog) and not _in_memory(relay))
+        await until(lambda: _all_sent(relay, backlog) and not _in_memory(relay), pause=_PAUSE_SECONDS)
         return sum(backlog.values()) / (_clock() - started)
 
 
@@ -267,11 +269,6 @@ def _in_memory(relay: Relay) -> int:
 
 def _all_sent(relay: Relay, backlog: dict[str, int]) -> bool:
     return relay.metrics.count("sent") >= sum(backlog.values()) + len(backlog)  # and the first ones
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 async def _deimos(stage: _Stage, *, many: bool = False, hold: bool = False, senders: int = 1) -> float:
@@ -395,7 +392,7 @@ async def _delays(
         async with connection.transaction():  # the producer learns of the topic
             await publish(topic, "k", b"first")
         committed_one()
-        await _until(lambda: bool(arrived))
+        await until(lambda: bool(arrived), pause=_PAUSE_SECONDS)
         arrived.clear()
         for n in range(count):
             value = b"%d" % n
@@ -404,7 +401,7 @@ async def _delays(
             committed[value] = time.perf_counter()
             committed_one()
             await asyncio.sleep(1 / rate)
-        await _until(lambda: len(arrived) >= count)
+        await until(lambda: len(arrived) >= count, pause=_PAUSE_SECONDS)
     finally:
         await _cancelled([task])
         await consumer.stop()
