@@ -118,7 +118,7 @@ async def _targets(
     go_around_hanging_brokers(client._client)  # pyright: ignore[reportPrivateUsage]
     try:
         async with asyncio.timeout(kafka.request_seconds):
-            there = await _partitions(kafka, topic)
+            there = await existing_partitions(kafka, topic)
             wanted = there if partitions is None else set(partitions)
             if not wanted or wanted - there:
                 known = f"has the partitions {sorted(there)}" if there else "does not exist"
@@ -155,22 +155,17 @@ async def _targets(
 
 async def existing_partitions(kafka: KafkaSettings, topic: str) -> set[int]:
     """The partitions that Kafka has of `topic`; none where it does not exist. Raises `KafkaUnavailable`."""
-    try:
-        async with asyncio.timeout(kafka.request_seconds):
-            return await _partitions(kafka, topic)
-    except (KafkaError, OSError) as error:  # TimeoutError is an OSError
-        raise KafkaUnavailable(f"the offsets of {topic!r} could not be asked for: {error!r}") from error
-
-
-async def _partitions(kafka: KafkaSettings, topic: str) -> set[int]:
-    """The partitions of `topic`; none where it does not exist."""
     admin = AIOKafkaAdminClient(**kafka.client_options())
     go_around_hanging_brokers(admin._client)  # pyright: ignore[reportPrivateUsage]
     try:
-        await admin.start()
-        topics = await admin.describe_topics()  # all, since asking for one may create it
-    finally:
-        await admin.close()
+        async with asyncio.timeout(kafka.request_seconds):
+            try:
+                await admin.start()
+                topics = await admin.describe_topics()  # all, since asking for one may create it
+            finally:
+                await admin.close()
+    except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        raise KafkaUnavailable(f"the partitions of {topic!r} could not be asked for: {error!r}") from error
     return {partition["partition"] for one in topics if one["topic"] == topic for partition in one["partitions"]}
 
 

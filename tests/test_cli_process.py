@@ -36,7 +36,7 @@ async def test_an_error_is_one_line_whatever_a_library_logs_beside_it(database: 
     result = await executed(*reset, SIDINGS_POSTGRES=database)
     assert result.returncode == 3
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: the offsets of 'etas' could not be asked for")
+    assert line.startswith("error: the partitions of 'etas' could not be asked for")
 
 
 async def test_the_executable_looks_and_acts(database: str):
