@@ -105,6 +105,10 @@ class FetchLoop(ABC):
         """Partitions have become ready."""
         self._changed.set()
 
+    def displace(self, partitions: Iterable[Partition]) -> None:
+        """What is in memory of these may be wrong: they have to be placed anew."""
+        self._roof.displace(partitions)
+
     async def run(self) -> None:
         """Consume until cancelled, also where a handler swallows that. Raises `KafkaError` when the client has to be
         made anew."""
@@ -197,7 +201,7 @@ class FetchLoop(ABC):
             # Assigned anew, or moved, forward or back: these records may be from any position.
             moved = records[0].offset < partition.end or position <= records[-1].offset
             if partition.state is not State.READY or partition.items or moved:
-                self._displace([partition])
+                self.displace([partition])
                 continue
             partition.end = position
             partition.items.extend([self._item(partition, record) for record in records])
@@ -250,7 +254,7 @@ class FetchLoop(ABC):
             polled[0].careful = self._max_records
         for partition in polled:
             partition.suspect = True
-        self._displace(polled)
+        self.displace(polled)
 
     def _look_at_suspect(self, partition: Partition) -> None:
         """It was polled alone: is it sound?"""
@@ -320,7 +324,7 @@ class FetchLoop(ABC):
             return False  # revoked
         if position != partition.end:
             log.error("%s: the client stands at %s instead of %s", partition.origin, position, partition.end)
-            self._displace([partition])
+            self.displace([partition])
         return position == partition.end
 
     async def _position(self, tp: TopicPartition) -> int:
@@ -341,7 +345,4 @@ class FetchLoop(ABC):
 
     def _leave_log(self, partition: Partition) -> None:
         """What comes next of it is not in the log: the placer knows what that means."""
-        self._displace([partition])
-
-    def _displace(self, partitions: Iterable[Partition]) -> None:
-        self._roof.displace(partitions)
+        self.displace([partition])

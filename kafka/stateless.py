@@ -106,7 +106,7 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
     def _begin_anew(self, partitions: Collection[Partition]) -> None:
         """Their topics were made anew, and may have grown past where we are."""
         for loop in self.loops:
-            loop.start_over([p for p in self._partitions_of(loop.topic) if p in partitions and not p.leaving.is_set()])
+            loop.displace([partition for partition in partitions if partition.tp.topic == loop.topic])
 
     def _partitions_of(self, topic: str) -> list[StatelessPartition]:
         return [partition for tp, partition in self.partitions.items() if tp.topic == topic]

@@ -56,14 +56,11 @@ class StatelessLoop(FetchLoop):
         """Messages whose handler runs, or that wait for their next attempt."""
         return sum(len(p.workers) for tp, p in self._mine.items() if tp.topic == self.topic)
 
-    def rest(self, partitions: Iterable[StatelessPartition]) -> None:
-        """Nothing more of these is taken up, and nothing of them waits for its next attempt."""
+    async def give_up(self, partitions: Collection[StatelessPartition], timeout: float | None) -> None:
+        """Cancel what still runs of these, wait for its end, `timeout` seconds at most, and commit what is done;
+        nothing more of them is taken up, and nothing waits for its next attempt."""
         for partition in partitions:
             partition.leaving.set()
-
-    async def give_up(self, partitions: Collection[StatelessPartition], timeout: float | None) -> None:
-        """Cancel what still runs of these, wait for its end, `timeout` seconds at most, and commit what is done."""
-        self.rest(partitions)
         running = {worker for partition in partitions for worker in partition.workers}
         for worker in running:
             worker.cancel()
@@ -78,9 +75,15 @@ class StatelessLoop(FetchLoop):
                 )
         await self._offsets.commit(partitions)
 
-    def start_over(self, partitions: Iterable[StatelessPartition]) -> None:
-        """Begin again at the committed offsets."""
-        self._displace(partitions)
+    def displace(self, partitions: Iterable[Partition]) -> None:
+        """Where to read on is in doubt: begin again at the committed offset, when nothing runs any more. One that is
+        leaving does so, or is given up: to start over a second time would displace it when its next handlers run."""
+        for partition in list(partitions):
+            mine = self._mine.get(partition.tp)
+            if mine is not None and mine is partition and not mine.leaving.is_set():
+                mine.leaving.set()
+                mine.enter(State.FULL)
+                self._roof.spawn(self._start_over(mine))
 
     async def _handle(self, items: list[Item]) -> None:
         for tp in {item.partition.tp: None for item in items}:
@@ -119,16 +122,6 @@ class StatelessLoop(FetchLoop):
         # At once, not when the task is found to have ended: `_handle` counts those that go on.
         partition.workers.discard(cast(asyncio.Task[None], asyncio.current_task()))
 
-    def _displace(self, partitions: Iterable[Partition]) -> None:
-        """Where to read on is in doubt: begin again at the committed offset, when nothing runs any more. One that is
-        leaving does so, or is given up: to start over a second time would displace it when its next handlers run."""
-        for partition in list(partitions):
-            mine = self._mine.get(partition.tp)
-            if mine is not None and mine is partition and not mine.leaving.is_set():
-                mine.leaving.set()
-                mine.enter(State.FULL)
-                self._roof.spawn(self._start_over(mine))
-
     def _hold(self, partition: Partition) -> None:
         # Else it is placed anew anyway, as where a poll ends that began before it was displaced.
         if partition.state in (State.READY, State.FULL):
@@ -149,7 +142,7 @@ class StatelessLoop(FetchLoop):
                 return  # whoever ends it, as a stop, lets what runs have its time
             await asyncio.sleep(_LOOK_SECONDS)
         if partition.state is State.FULL:
-            self._displace([partition])
+            self.displace([partition])
 
     async def _start_over(self, partition: StatelessPartition) -> None:
         await self.give_up([partition], _START_OVER_SECONDS)

@@ -68,11 +68,11 @@ class TopicLoop(FetchLoop):
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self.topic)
-            self._displace(item.partition for item in items)
+            self.displace(item.partition for item in items)
         except PostgresUnavailable as error:
             self._outage.failed(error)
             self._metrics.postgres_error()
-            self._displace(item.partition for item in items)
+            self.displace(item.partition for item in items)
             await self._backoff.sleep()
         for partition in failing:
             self._set_aside(partition)

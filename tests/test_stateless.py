@@ -599,7 +599,7 @@ async def test_a_handler_that_ends_for_no_cancellation_is_told_where_its_partiti
     async with service:
         await asyncio.wait_for(begun.wait(), SECONDS)
         stateless = service._life.consumer._stateless
-        stateless.loops[0]._displace(stateless.partitions.values())  # as where its place in the log is in doubt
+        stateless.loops[0].displace(stateless.partitions.values())  # as where its place in the log is in doubt
         try:
             await eventually(lambda: "do not end" in "".join(service.problems()), service.problems, seconds=10)
         finally:
@@ -643,8 +643,8 @@ async def test_a_partition_that_starts_over_does_not_do_so_once_more_when_it_is_
 
         monkeypatch.setattr(stateless._offsets, "commit", slow_the_second_time)
         [loop], placement = stateless.loops, partition.placement
-        loop._displace([partition])
-        loop._displace([partition])
+        loop.displace([partition])
+        loop.displace([partition])
         await eventually(lambda: partition.placement == placement + 1 and partition.placed)
         await produce(sidings_kafka, source, [1])
         await asyncio.wait_for(begun.wait(), SECONDS)
