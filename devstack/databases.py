@@ -1,6 +1,8 @@
 """A fresh database per test, copied from a template: about 25 ms, several times less than a migration."""
 
 import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,17 +14,12 @@ SERVER_SECONDS = 60
 SCHEMA_FOLDER = Path(__file__).resolve().parents[1] / "schema"
 
 
-def dsn_of(admin_dsn: str, database: str) -> str:
-    """`admin_dsn` with another database."""
-    return urlunsplit(urlsplit(admin_dsn)._replace(path=f"/{database}"))
-
-
 async def create_database(admin_dsn: str, name: str, *, template: str | None = None) -> str:
     """Create the database `name` and return its DSN."""
     async with connected(admin_dsn) as admin:
         copied = f' TEMPLATE "{template}"' if template else ""
         await admin.execute(f'CREATE DATABASE "{name}"{copied}')
-    return dsn_of(admin_dsn, name)
+    return urlunsplit(urlsplit(admin_dsn)._replace(path=f"/{name}"))
 
 
 async def drop_database(admin_dsn: str, dsn: str) -> None:
@@ -56,18 +53,11 @@ async def ensure_template(admin_dsn: str, *, service: str) -> str:
     return name
 
 
-def connected(dsn: str) -> "_Connected":
-    """`async with connected(dsn) as connection:`"""
-    return _Connected(dsn)
-
-
-class _Connected:
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-
-    async def __aenter__(self) -> "asyncpg.Connection[asyncpg.Record]":
-        self._connection = await asyncpg.connect(self._dsn, timeout=SERVER_SECONDS, command_timeout=SERVER_SECONDS)
-        return self._connection
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._connection.close(timeout=SERVER_SECONDS)
+@asynccontextmanager
+async def connected(dsn: str) -> "AsyncGenerator[asyncpg.Connection[asyncpg.Record]]":
+    """A connection for as long as the block takes."""
+    connection = await asyncpg.connect(dsn, timeout=SERVER_SECONDS, command_timeout=SERVER_SECONDS)
+    try:
+        yield connection
+    finally:
+        await connection.close(timeout=SERVER_SECONDS)
