@@ -20,9 +20,10 @@ from .ours import TEXT, Payload
 from .results import Figures
 from .suite import Bench
 
-__all__ = ["drain", "drain_handled", "enqueue_bulk", "enqueue_single"]
+__all__ = ["EACH", "drain", "drain_handled", "enqueue_bulk", "enqueue_single"]
 
 PAGE, BATCH = 4_000, 500
+EACH = 1_000  # rows that one call enqueues
 
 _READ = """
 SELECT j.id, j.type, j."group", j.position, j.attempt, j.priority, date_part('epoch', j.run_at),
@@ -215,22 +216,22 @@ async def enqueue_single(bench: Bench, dsn: str, jobs: int, *, plain: bool, begi
     return reading.per_job(jobs)
 
 
-async def enqueue_bulk(bench: Bench, dsn: str, jobs: int, *, plain: bool, each: int = 1_000) -> Figures:
-    """`each` rows with one INSERT … SELECT FROM unnest() a transaction."""
+async def enqueue_bulk(bench: Bench, dsn: str, jobs: int, *, plain: bool) -> Figures:
+    """`EACH` rows with one INSERT … SELECT FROM unnest() a transaction."""
     connection = await asyncpg.connect(dsn)
     if plain:
         await connection.execute(_PLAIN_TABLE)
     await bench.meter.start()
-    for start in range(0, jobs, each):
-        groups = [f"g{n % 1000}" for n in range(start, start + each)]
-        payloads = [_payload(n) for n in range(start, start + each)]
+    for start in range(0, jobs, EACH):
+        groups = [f"g{n % 1000}" for n in range(start, start + EACH)]
+        payloads = [_payload(n) for n in range(start, start + EACH)]
         if plain:
             await connection.execute(_PLAIN_MANY, "noop", groups, payloads)
         else:
             await connection.execute(_MANY, "noop", "bench/0", groups, payloads)
     reading = await bench.meter.stop()
     await connection.close()
-    return reading.per_job(-(-jobs // each) * each)
+    return reading.per_job(-(-jobs // EACH) * EACH)
 
 
 def _payload(number: int) -> str:

@@ -25,18 +25,19 @@ from .errors import ServerStartError, ServerStateError
 __all__ = ["ServerProcess", "birth", "clean_environment", "gone", "wait_until"]
 
 LOG_LINES_SHOWN = 20
+POLL_SECONDS = 0.02
 STOP_SECONDS = 10
 KILL_SECONDS = 30
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def wait_until(condition: Callable[[], bool], *, timeout: float, interval: float = 0.02) -> bool:
+def wait_until(condition: Callable[[], bool], *, timeout: float) -> bool:
     """Poll `condition` until it holds; False when it does not within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(interval)
+        time.sleep(POLL_SECONDS)
     return True
 
 
@@ -198,7 +199,7 @@ class ServerProcess:
         Raises:
             ServerStartError: the process ended, or was not ready after `timeout` seconds.
         """
-        finished = wait_until(lambda: self.find() is None or ready(), timeout=timeout, interval=0.02)
+        finished = wait_until(lambda: self.find() is None or ready(), timeout=timeout)
         if self.find() is None:
             raise ServerStartError(self.name, "the process ended", self.log, self.log_lines(since=since))
         if not finished:
@@ -210,13 +211,13 @@ class ServerProcess:
     def log_size(self) -> int:
         return self.log.stat().st_size if self.log.exists() else 0
 
-    def log_lines(self, count: int = LOG_LINES_SHOWN, *, since: int = 0) -> list[str]:
-        """The last `count` lines of the log, of those written after byte `since`."""
+    def log_lines(self, *, since: int) -> list[str]:
+        """The last lines of the log, of those written after byte `since`."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:
             log.seek(since)
-            return log.read().decode(errors="replace").splitlines()[-count:]
+            return log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -26,18 +26,18 @@ async def _single(bench: Bench, jobs: int) -> Figures:
     return reading.per_job(jobs)
 
 
-async def _bulk(bench: Bench, jobs: int, each: int = 1_000) -> Figures:
+async def _bulk(bench: Bench, jobs: int) -> Figures:
     dsn = await ours.fresh(bench)
     bulk = ours.grouped()["grouped"]
     connection = await asyncpg.connect(dsn)
     await bench.meter.start()
-    for start in range(0, jobs, each):
+    for start in range(0, jobs, floors.EACH):
         async with connection.transaction():
-            payloads = [Payload(number=n, text=ours.TEXT) for n in range(start, start + each)]
+            payloads = [Payload(number=n, text=ours.TEXT) for n in range(start, start + floors.EACH)]
             await bulk.enqueue_many(connection, payloads, origin="bench/0")
     reading = await bench.meter.stop()
     await connection.close()
-    return reading.per_job(-(-jobs // each) * each)
+    return reading.per_job(-(-jobs // floors.EACH) * floors.EACH)
 
 
 async def _floor_single(bench: Bench, jobs: int, *, plain: bool, begin: bool) -> Figures:
