@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
 _DEEPEST = 50  # of its indentations: a payload may be nested by thousands
 
-__all__ = ["actions_table", "attempts_table", "facts", "pause_text", "payload_lines", "payload_text", "show_details"]
+__all__ = [
+    "actions_table",
+    "attempts_table",
+    "error_text",
+    "facts",
+    "pause_text",
+    "payload_lines",
+    "payload_text",
+    "show_details",
+]
 
 
 def show_details(session: Session, details: "JobDetails") -> None:
@@ -113,11 +122,16 @@ def attempts_table(attempts: "Sequence[AttemptRow]", now: datetime) -> Table:
             age(a.finished_at, now),
             span(a.started_at, a.finished_at),
             a.executor,
-            ": ".join(text for text in (a.error_class, a.error_message) if text),
+            error_text(a),
         )
         for a in attempts
     ]
     return columns, rows
+
+
+def error_text(attempt: "AttemptRow") -> str | None:
+    """How it failed, if it did."""
+    return ": ".join(text for text in (attempt.error_class, attempt.error_message) if text) or None
 
 
 def actions_table(actions: "Sequence[AuditRow]", now: datetime) -> Table:

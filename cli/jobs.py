@@ -10,7 +10,7 @@ import typer
 from ..errors import ActionRefused, ConfigurationError
 from .command import LAST_ID, Json, Limit, command, group
 from .filters import NAMES, a_state, a_time, check_group, check_words, outcome_names, state_names
-from .job_details import payload_text, show_details
+from .job_details import error_text, payload_text, show_details
 from .output import Table, Verbatim, age, note, print_json, table, until, words
 from .session import Session
 
@@ -183,13 +183,10 @@ def ended_table(rows: "Sequence[AttemptRow]", now: datetime) -> Table:
     """A row for each."""
     columns = ["id", "type", "origin", "group", "outcome", "attempt", "ended ago", "cause"]
     shown = [
-        (r.job_id, r.type, r.origin, r.group, r.outcome, r.attempt, age(r.finished_at, now), _error(r)) for r in rows
+        (r.job_id, r.type, r.origin, r.group, r.outcome, r.attempt, age(r.finished_at, now), error_text(r))
+        for r in rows
     ]
     return columns, shown
-
-
-def _error(row: "AttemptRow") -> str | None:
-    return ": ".join(text for text in (row.error_class, row.error_message) if text) or None
 
 
 def without_cursor(job: "JobRow") -> dict[str, object]:

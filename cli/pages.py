@@ -27,7 +27,7 @@ from ..jobs.admin import JobState
 from . import audit, consumers, groups, job_details, jobs, origins, outbox, status
 from .filters import a_state, a_time, check_group, check_words, outcome_names
 from .job_types import types_table
-from .output import STYLES, Table, counted, plain, words
+from .output import STYLES, Table, plain, words
 from .session import Session, open_session
 
 __all__ = ["pages"]
@@ -152,8 +152,6 @@ def _code(error: Exception) -> int:
 
 async def _overview(session: Session, request: Request) -> Page:
     now, seen = session.now, await status.look(session)
-    free = f"; held by nobody: {seen.origins_free}" if seen.origins_free else ""
-    holders = f"held by {counted(len(seen.executors), 'executor')}: {counted(seen.origins_held, 'origin')}{free}"
     sections = [_section("Jobs", types_table(seen.types, now), _OF_TYPES, empty="No jobs.")]
     if seen.blocked_groups:
         found = await session.admin().blocked_groups(limit=10)
@@ -164,7 +162,7 @@ async def _overview(session: Session, request: Request) -> Page:
         sections.append(_section("Outbox", outbox.topics_table(seen.outbox, now), _OF_OUTBOX))
     sections.append(_section("Executors", status.executors_table(seen.executors, now), empty="None holds an origin."))
     problems = [Cell(problem, _page_of(problem)) for problem in seen.problems]
-    return Page("Status", sections, lead=holders, problems=problems)
+    return Page("Status", sections, lead=seen.holders, problems=problems)
 
 
 async def _jobs(session: Session, request: Request) -> Page:

@@ -47,6 +47,12 @@ class Overview:
     relays_without_kafka: int
     problems: list[str]
 
+    @property
+    def holders(self) -> str:
+        """How many executors hold how many origins, as a sentence."""
+        free = f"; held by nobody: {self.origins_free}" if self.origins_free else ""
+        return f"held by {counted(len(self.executors), 'executor')}: {counted(self.origins_held, 'origin')}{free}"
+
 
 async def status(
     session: Session,
@@ -145,10 +151,7 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
         print_json(session, **{name: getattr(overview, name) for name in Overview.__slots__})
         return
     typer.echo(f"service {overview.service}, schema {overview.schema} at {overview.version:04}, {session.where}")
-    free = f"; held by nobody: {overview.origins_free}" if overview.origins_free else ""
-    typer.echo(
-        f"held by {counted(len(overview.executors), 'executor')}: {counted(overview.origins_held, 'origin')}{free}"
-    )
+    typer.echo(overview.holders)
     if overview.executors:
         table(*executors_table(overview.executors, now), title="executors")
     if overview.types:
