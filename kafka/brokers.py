@@ -46,7 +46,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from ..outage import Outage
 
-__all__ = ["go_around_hanging_brokers", "unreached"]
+__all__ = ["go_around_hanging_brokers", "throttling", "unreached"]
 
 log = logging.getLogger("sidings.kafka")
 
@@ -99,6 +99,12 @@ def unreached(client: Any) -> str:
     known = [client.cluster.broker_metadata(node) for node, _ in list(client.failed_at)]
     some = ", ".join(f"broker {one.nodeId} at {one.host}:{one.port}" for one in dict.fromkeys(known) if one)
     return f": no connection to {some}, as brokers tell their clients (advertised.listeners)" if some else ""
+
+
+def throttling(client: Any) -> str:
+    """Why a broker says nothing, where it throttles the client: the end of a sentence, or nothing. Any thread may
+    ask."""
+    return ": it throttles this client (a quota)" if client.throttled else ""
 
 
 class _Client(AIOKafkaClient):

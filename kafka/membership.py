@@ -29,7 +29,7 @@ from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 
 from ..waiting import unless_set
 from .assignor import Assignor
-from .brokers import go_around_hanging_brokers, unreached
+from .brokers import go_around_hanging_brokers, throttling, unreached
 from .settings import KafkaSettings
 
 __all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "explained", "make_client", "watch"]
@@ -169,8 +169,8 @@ class Contact:
 
     @property
     def throttling(self) -> str:
-        """Why a broker says nothing, where it throttles the client: the end of a sentence. Any thread may ask."""
-        return ": it throttles this client (a quota)" if self._client._client.throttled else ""
+        """As `brokers.throttling`."""
+        return throttling(self._client._client)
 
     def unled(self, tps: Iterable[TopicPartition]) -> list[str]:
         """Those of these partitions that nobody leads, as far as the client knows. Any thread may ask."""
@@ -180,8 +180,8 @@ class Contact:
     def silence(self, tps: Iterable[TopicPartition]) -> str:
         """Why Kafka says nothing about these partitions, where that is known: the end of a sentence. Any thread may
         ask."""
-        if throttling := self.throttling:
-            return throttling
+        if why := self.throttling:
+            return why
         return f": nobody leads {', '.join(unled[:5])}" if (unled := self.unled(tps)) else ""
 
     @property

@@ -24,7 +24,7 @@ from aiokafka.errors import (
 from ...errors import KafkaUnavailable
 from ...executor import Backoff
 from ...outage import Outage
-from ..brokers import go_around_hanging_brokers, unreached
+from ..brokers import go_around_hanging_brokers, throttling, unreached
 from ..settings import KafkaSettings
 from .settings import OutboxSettings
 
@@ -108,8 +108,7 @@ class Sender:
 
     def late(self) -> TimeoutError:
         """What a batch fails with that was not acknowledged in time."""
-        why = ": it throttles this client (a quota)" if cast(Any, self._producer.client).throttled else ""
-        return TimeoutError(f"Kafka did not acknowledge in time{why}")
+        return TimeoutError(f"Kafka did not acknowledge in time{throttling(self._producer.client)}")
 
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
