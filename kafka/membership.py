@@ -106,11 +106,8 @@ def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
     """A client that has not connected yet. Positions are ours to set, and offsets ours to commit."""
     # A class of its own, see there. Sticky: an origin that stays where it is needs neither a drain nor a new lease.
     assignor = type("Sticky", (Assignor,), {})
-    options = settings.consumer_options()
-    if settings.client_id is not None:
-        options["client_id"] = settings.client_id
     client = AIOKafkaConsumer(
-        **options,
+        **settings.consumer_options(),
         group_id=group_id,
         enable_auto_commit=False,
         auto_offset_reset="none",

@@ -35,7 +35,7 @@ class KafkaSettings(Settings):
     Args:
         bootstrap: ``host:port``, several separated by commas.
         group: The consumer group. Default: the service's name.
-        client_id: Shown in the brokers' logs. Default: aiokafka's.
+        client_id: Of all clients: shown in the brokers' logs, and what quotas go by. Default: aiokafka's.
         ssl_context: One of your own. Otherwise it is made from the files.
         cafile: Default: the system's authorities. Files that are replaced are read again for the next connection.
         certfile: With `keyfile` and `keyfile_password`, for a client's certificate.
@@ -143,9 +143,10 @@ class KafkaSettings(Settings):
         return self.security_protocol in ("SSL", "SASL_SSL")
 
     def client_options(self) -> dict[str, Any]:
-        """The keyword arguments that every client of aiokafka takes: address, TLS, SASL, timeouts."""
+        """The keyword arguments that every client of aiokafka takes: address, name, TLS, SASL, timeouts."""
         return {
             "bootstrap_servers": self.bootstrap.replace(" ", "").split(","),
+            **({} if self.client_id is None else {"client_id": self.client_id}),
             "security_protocol": self.security_protocol,
             "ssl_context": self._tls_context(),
             "sasl_mechanism": self.sasl_mechanism,

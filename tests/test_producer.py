@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import TopicAuthorizationFailedError
 from aiokafka.protocol.produce import ProduceRequest
-from sidings import ConfigurationError, KafkaUnavailable, Message
+from sidings import ConfigurationError, KafkaSettings, KafkaUnavailable, Message
 from sidings.devstack.topics import create_topic
 from sidings.kafka import OutboxSettings, Producer
 from sidings.kafka import producer as producer_module
@@ -227,3 +227,10 @@ async def test_a_dead_letter_that_was_not_acknowledged_is_sent_again(
     finally:
         kafka.resume()
     assert b"no number" in {record.value for record in await records(kafka.bootstrap, "dead")}
+
+
+async def test_brokers_know_a_services_producer_by_its_client_id(sidings_kafka: str, topic) -> None:
+    """Their logs and quotas go by it. It was the consumers' alone."""
+    async with sending(KafkaSettings(bootstrap=sidings_kafka, client_id="tracker")) as producer:
+        await producer.send(await topic("etas"), key="k", value=b"x")
+        assert {sender._producer.client._client_id for sender in producer._current.values()} == {"tracker"}

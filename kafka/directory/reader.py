@@ -57,8 +57,6 @@ class Reader:
             "fetch_max_bytes": settings.fetch_bytes,
             "max_partition_fetch_bytes": max(settings.partition_fetch_bytes, _PARTITION_FETCH_BYTES),
         }
-        if settings.client_id is not None:
-            options["client_id"] = settings.client_id
         self.partitions: frozenset[int] = frozenset()
         self.unreadable: dict[int, str] = {}
         self._next: dict[int, int] = {}  # where each partition is read on; what a fetch that failed had read is lost
