@@ -6,6 +6,8 @@
     python -m benchmarks profile
 
 Reading order: `results` (what a result is), `suite` (scenarios, and how their variants take turns), `meter` (CPU and
-WAL), `server` (Postgres and its databases), `ours` and `floors` (what is compared), `scenarios/`, `peers/`, `report`.
+WAL) and `memory`, `server` (Postgres and its databases), `ours` and `floors` (what is compared), `relay` with `deimos`
+(the outbox, and another's), `scenarios/`, `peers/`; processes of their own: `worker`, `producer`, `replica`; then
+`report` with `wording` and `page`, and `profile` (where the time goes).
 `docs/benchmarks.md` says how to read the figures.
 """

@@ -2,8 +2,10 @@
 
 Reading order: `app` (the tree of commands), `command` (what all commands share), `session` (the connection), `output`
 (tables, JSON, times), `consent` (what is asked before many things are touched), `filters` (times and states as people
-write them); then a module for each group of commands; `pages` shows their tables in a browser. What is looked at and
-done is `sidings.jobs.admin`'s and the outbox's; the few ``.sql`` files here only look.
+write them); then a module for each group of commands: `status`; `jobs` with `job_details` and `job_actions`,
+`job_types`, `groups`, `origins`, `audit`; `consumers`, `outbox`; `migrations`, `dev`; `web`, for which `pages` shows
+their tables in a browser. What is looked at and done is `sidings.jobs.admin`'s and the outbox's; the few ``.sql`` files
+here only look.
 """
 
 import codecs

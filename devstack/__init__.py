@@ -8,7 +8,8 @@
     pytest_plugins = ["sidings.devstack.fixtures"]    # `database`, `topic`, … for tests
 
 Reading order: `stack` (both together), `postgres`, `kafka` and `broker`, then what these stand on: `process`
-(a detached process with a pid file), `state`, `binaries`, `jars`, `accounts`, `tls`, `locations`.
+(a detached process with a pid file), `state`, `binaries`, `jars`, `prepared` (so that a broker starts faster),
+`accounts`, `tls`, `locations`, `errors`. For tests: `sessions` (their servers), `databases`, `topics`.
 `fixtures` and `__main__` are the two faces.
 """
 

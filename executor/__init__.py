@@ -1,11 +1,19 @@
 """Runs the jobs of the origins that this process holds.
 
-Reading order: `queues` and `scheduler` (which job next; pure), `marks`, `planning`, `delivery` and `reader` with
-`read.sql` (how jobs are found), `flights`, `cycles` and `recording` with `cycle.sql` (how they start and end),
-`deferral` and `standing` (what a cycle cannot record, and why one is void), `workers` and `attempts` (handlers),
-`transactional` and `spare` (those that commit with the end of their job), `promoter`, `periodic`, `notify` and `upkeep`
-(loops beside), `reconcile` with the SQL function ``acquire`` (ownership), `leases` and `watchdog` (threads), `health`
-(what all of these tell of themselves), then `executor`, which puts them together.
+Reading order:
+
+* which job next, pure: `queues`, `suspects` (one at a time), `ready` (in which order), `memory` (how many), `scheduler`
+* how jobs are found: `marks`, `planning`, `delivery` and `reader` with ``read.sql``; `glance` (at whether there is
+  anything)
+* how they start and end: `flights`, `cycles` and `recording` with ``cycle.sql``, `expected` (those that are named while
+  they are read); `deferral` and `standing` (what a cycle cannot record, and why one is void)
+* handlers: `worker`, `shares` and `slow_types` (who may have how many), `workers`, `threads` (of plain functions),
+  `forks`, `outages` (which are no failures), `attempts`; `transactional` and `spare` (those that commit with the end of
+  their job)
+* loops beside: `promoter`, `periodic`, `notify`, `upkeep`
+* ownership: `reconcile` with the SQL function ``acquire``; `leases` and `watchdog` (threads), and their `clock`
+* what all of these take: `settings`, `link` (a connection), `metrics`
+* `health` is what they tell of themselves, and `executor` puts them together
 """
 
 from .clock import now

@@ -1,9 +1,15 @@
 """What a job is, and how it gets into the database in the caller's transaction.
 
-Reading order: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to),
-`job_type` (what a type is), `doubts` (of which types JSON may make other values), `registry` (declaring one),
-`periodic` (schedules), `enqueue` and its SQL files (what is stored), `connections` (through what), `transaction`;
-`context` (what travels along), `middleware` and `tracing` (what goes around handlers).
+Reading order:
+
+* a job: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to)
+* declaring one: `job_type` (what a type is), `handlers` (what a handler says of itself), `registry`, `periodic`
+  (schedules)
+* its payload: `payloads`; what JSON would make of it: `schemas` (of pydantic), `doubts` (of which types other values),
+  `kinds` and `lossy` (which ones), `limits` (what is not read)
+* storing it: `enqueue` and its SQL files, `connections` (through what), `transaction`
+* what goes around handlers: `context` (what travels along), `middleware`, `tracing`
+* `admin` is what persons do to jobs
 """
 
 from .context import LogContext, correlated, current_headers

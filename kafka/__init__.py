@@ -1,18 +1,24 @@
 """Everything that speaks to Kafka: the assignment, and the consumer whose effects happen exactly once.
 
-Reading order: `settings` with `tls`, `message`, `subscription` and `typed_subscription` (what a service author
-declares), `assignment` (from a consumer group to the executor's origins), `topics` (which partition a key belongs to),
-then the consumer from the inside out: `transactions`, `offsets` with ``advance_offsets.sql`` (the compare-and-set),
-`parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call), `backlog`
-(back-pressure), `reset` (offsets moved by order), `fetch_loop` and `topic_loop` (the main line), `siding` (what fails,
-and is tried alone), `placing` (where to read on), `topic_ids` (of which topic), `leader_epochs` (of a log that still
-holds what was read), `lag`, and `stored`, which puts these together: one `half` of the consumer. The other one needs no
-Postgres: `stateless_subscription`, `stateless_window` (what may start, what may be committed), `stateless_partition`,
-`stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and `stateless`, which puts these together.
-`membership` with `brokers` (one that hangs is gone around), `vitals` and `metrics` are of both, and `consumer` is
-their life in one client.
-`directory` holds live replicas of compacted topics.
-The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
+Reading order:
+
+* what a service author declares: `settings` with `tls` and `environment`, `message`, `subscription` and
+  `typed_subscription`, with `checks` of what is given
+* who has which partition: `assignment` (from a consumer group to the executor's origins), `assignor`, `topics` (which
+  partition a key belongs to)
+* the consumer, from the inside out: `transactions`, `offsets` with ``advance_offsets.sql`` (the compare-and-set),
+  `parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call),
+  `calling` (one message alone), `backlog` (back-pressure), `reset` (offsets moved by order), `fetch_loop` and
+  `topic_loop` (the main line), `siding` (what fails, and is tried alone), `placing` (where to read on), `topic_ids` (of
+  which topic), `leader_epochs` (of a log that still holds what was read), `lag`, and `stored`, which puts these
+  together: one `half` of the consumer
+* the other half, which needs no Postgres: `stateless_subscription`, `stateless_window` (what may start, what may be
+  committed), `stateless_partition`, `stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and
+  `stateless`, which puts these together
+* of both: `membership` with `brokers` (one that hangs is gone around), `vitals`, `metrics`, and `consumer`, their life
+  in one client
+* live replicas of compacted topics: `directory`
+* the way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once)
 """
 
 from .assignment import KafkaExecutor, RebalanceListener, StaticAssignment

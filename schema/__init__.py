@@ -1,8 +1,8 @@
 """Every table, index and SQL function that Sidings needs, as numbered migrations.
 
-Read `migrations/0045_jobs.sql` first: the comments there carry the reasons. `migrate()` applies what is missing,
-`check()` is what a starting service calls, `load_sql()` reads the queries that stand beside the code of the
-other packages.
+Reading order: ``migrations/0045_jobs.sql``, whose comments carry the reasons; `sql` (the queries that stand beside the
+code of the other packages), `servers` (one of several) and `refusals` (what it means when none lets us in), `blockers`
+(who has the locks), and `migrate`: `migrate()` applies what is missing, `check()` is what a starting service calls.
 """
 
 from .migrate import Migration, check, migrate, migrations

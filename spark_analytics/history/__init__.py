@@ -4,8 +4,10 @@
 answers as Parquet tables, `report` makes a page of them. ``python -m sidings.spark_analytics.history`` does all three.
 `archive` copies the days of a history that are over to Parquet.
 
-To read on: `reading`; `volume`, `durations`; `blocked`; `capacity`; `skew`; `failures`; `compare`; `analysis`;
-`report`; `files`, `archive`; `database`, `order`, `running`.
+Reading order: `selection`, `reading`; the answers: `volume`, `durations`, `blocked`, `capacity`, `skew`, `failures`,
+`compare`, and `analysis`, which gives them all; the page: `findings` (what is wrong, in sentences), `plots`, `report`;
+the archive: `files`, `missing` (what of them Postgres has), `archive`; what these stand on: `database`, `dsn` (for
+JDBC), `order`, `running`.
 """
 
 from .analysis import TABLES, analyse
