@@ -58,15 +58,25 @@ async def call_through(
 
     What the handler returns or raises is what counts; a middleware changes it only by raising something else. So none
     can make a failed job, or one that has not run, pass for a successful one by mistake.
-    Raises `RuntimeError` if one of them has not called the next when it returns, or calls it twice.
+    Raises `RuntimeError` if one of them has not called the next when it returns, or calls it twice. Once this has
+    returned or raised, no `call_next()` begins anything any more: it raises `RuntimeError`.
     """
+    is_over = False
 
     async def layer(number: int) -> object:
+        if is_over:  # one further in has not been waited for: by now another attempt may run, or another job
+            raise RuntimeError(
+                f"the call of {call.name} is over: a middleware ended before its call_next() did; let it `await "
+                "call_next()` itself, and run what goes beside that in a task of its own"
+            )
         if number < len(middleware):
             return await _run(middleware[number], call, partial(layer, number + 1))
         return await completed(await handler(), judged=judged, listed=listed)
 
-    return await layer(0)
+    try:
+        return await layer(0)
+    finally:
+        is_over = True
 
 
 async def completed(result: object, *, judged: bool = False, listed: bool = False) -> object:

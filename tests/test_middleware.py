@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any
@@ -174,15 +175,19 @@ REASON = "without await call_next()"
 async def test_a_middleware_that_does_not_call_the_next_exactly_once_fails_the_attempt(
     database: str, middleware: Any, reason: str
 ) -> None:
-    """Or the job would be lost, or its effects come twice."""
+    """Or the job would be lost, or its effects come twice. A call that was begun and forgotten ran after its attempt
+    had failed, beside the next one."""
     registry = Registry()
     registry.middleware.append(middleware)
+    ran: list[int] = []
 
-    async def ride(job: Job[Ride]) -> None: ...
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.attempt)
 
     rows = await rows_of(database, registry, ride, count=2)
     assert [row["outcome"] for row in rows] == ["retried", "discarded"]
     assert reason in rows[0]["error_message"]
+    assert ran == ([1, 2] if middleware is twice else [])
 
 
 async def test_a_refusal_that_another_middleware_swallows_is_no_success(database: str) -> None:
@@ -380,6 +385,89 @@ async def test_stateless_consumers_are_wrapped(sidings_kafka: str, topic: Any) -
     async with service:
         await eventually(lambda: len(steps.seen) == 2)
     assert [(call.name, call.tx) for call in steps.calls] == [(name, None)]
+
+
+class FirstIsLate:
+    """Two middlewares. In the first call, the outer one fails beside its `call_next()`, while the inner one waits until
+    it is let go on."""
+
+    def __init__(self, middleware: Callable[[Any], object]) -> None:
+        self.calls, self.go_on = 0, asyncio.Event()
+        self.refused: list[str] = []
+        middleware(self._outer)
+        middleware(self._inner)
+
+    async def _outer(self, call: Call, call_next: Next) -> None:
+        self.calls += 1
+        await (asyncio.gather(call_next(), self._fail()) if self.calls == 1 else call_next())
+
+    async def _fail(self) -> None:
+        raise ConnectionError("nobody to tell")
+
+    async def _inner(self, call: Call, call_next: Next) -> None:
+        if self.calls == 1:
+            await self.go_on.wait()
+        try:
+            await call_next()
+        except RuntimeError as error:
+            self.refused.append(str(error))
+            raise
+
+    async def let_go_on(self) -> None:
+        self.go_on.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_a_job_does_not_begin_after_a_middleware_around_it_has_ended(database: str, transactional: bool) -> None:
+    """It ran beside its next attempt."""
+    registry = Registry()
+    late = FirstIsLate(registry.middleware.append)
+    ran: list[int] = []
+
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.attempt)
+        await late.let_go_on()
+
+    rows = await rows_of(database, registry, ride, count=2, transactional=transactional)
+    assert [row["outcome"] for row in rows] == ["retried", "succeeded"]
+    assert ran == [2]
+    assert ["ride is over" in told for told in late.refused] == [True]
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_a_consumers_handler_does_not_begin_after_a_middleware_around_it_has_ended(
+    database: str, sidings_kafka: str, topic: Any, stateless: bool
+) -> None:
+    """It ran beside the next attempt of its message: a stateless one did all it does, any other got a transaction that
+    was over."""
+    name = await topic("rides")
+    service = a_service(None if stateless else database, sidings_kafka)
+    late = FirstIsLate(service.middleware)
+    steps: list[str] = []
+
+    async def handle() -> None:
+        steps.append("begins")
+        await late.let_go_on()
+        steps.append("ends")
+
+    if stateless:
+
+        @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq", retry=AT_ONCE)
+        async def on_ride(message: Message[Ride]) -> None:
+            await handle()
+    else:
+
+        @service.consumer(name, retry=AT_ONCE)
+        async def on_stored_ride(message: Message[Ride], tx: Transaction) -> None:
+            await handle()
+
+    await produce_raw(sidings_kafka, name, VALUE, key=b"k")
+    async with service:
+        await eventually(lambda: "ends" in steps)
+    assert steps == ["begins", "ends"]
+    assert [f"{name} is over" in told for told in late.refused] == [True]
 
 
 # -- declarations -------------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 from pydantic import BaseModel
@@ -472,3 +472,117 @@ async def test_a_plain_function_keeps_its_worker_until_it_returns_whatever_a_mid
         error = cast(Any, outcome).error
         assert (error.error_class if error else outcome.name.value) == end
         assert cast(asyncio.Task[None], workers.all[0].task).cancelling() == 0
+
+
+# -- a handler inside of middleware that has ended before it begins ----------------------------------------------------
+
+
+class LateComer:
+    """One worker, and two jobs. An inner middleware waits, in the first one's call, until it is `connected`, whoever
+    cancels that, and only then goes on to the handler. Each handler that begins runs until it may `go_on`."""
+
+    def __init__(self, outer: Any, *, plain: bool, listed: bool) -> None:
+        self.began: list[int] = []  # the handlers, by the ids of their jobs
+        self.waits, self.connected = asyncio.Event(), asyncio.Event()
+        self.refused: list[BaseException] = []  # what the inner middleware got in the handler's place
+        self.go_on = threading.Event()
+        registry = Registry()
+        registry.middleware += [outer, self._connects]
+
+        def ride(jobs: Any) -> None:
+            self.began.append(jobs[0].id if listed else jobs.id)
+            assert self.go_on.wait(SECONDS)
+
+        async def ride_async(jobs: Any) -> None:
+            self.began.append(jobs[0].id if listed else jobs.id)
+            await asyncio.Event().wait()
+
+        declare = registry.job(name="ride", batch=2 if listed else None, payload=Empty)
+        declare(ride if plain else ride_async)
+        nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+        self.workers = Workers(registry, 1, Transactional(nowhere, lambda _: None, lambda _: None))
+        origin = OriginQueue("t/0", 1, None)
+        origin.deadline = inf
+        self.entries = [Entry(id, origin, "ride", None, id, payload="{}") for id in (1, 2)]
+
+    async def _connects(self, call: Call, call_next: Next) -> None:
+        while call.jobs[0].id == 1 and not self.connected.is_set():
+            self.waits.set()
+            with suppress(asyncio.CancelledError):
+                await self.connected.wait()
+        try:
+            await call_next()
+        except Exception as error:
+            self.refused.append(error)
+            raise
+
+    async def connect(self) -> None:
+        self.connected.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    async def __aenter__(self) -> Self:
+        self.workers.start()
+        for entry in self.entries:  # one by one: no list takes both
+            self.workers.claim([entry])
+        await asyncio.wait_for(self.waits.wait(), SECONDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.connected.set()
+        self.go_on.set()
+        await self.workers.stop()
+
+
+async def fails_beside_the_first(call: Call, call_next: Next) -> None:
+    await (fails_beside(call, call_next) if call.jobs[0].id == 1 else call_next())
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_no_handler_begins_after_a_middleware_around_it_has_ended(plain: bool, listed: bool):
+    """Its retry ran beside it. A plain one took the place of the function that its worker ran by then, which a stop
+    forgot: its job ran elsewhere beside it."""
+    async with LateComer(fails_beside_the_first, plain=plain, listed=listed) as yard:
+        workers, second = yard.workers, yard.entries[1]
+        await eventually(lambda: yard.began, "the next job has begun")
+        [(_, outcome, _, _)] = workers.finished
+        assert cast(Any, outcome).error.error_class == "ConnectionError"
+        await yard.connect()
+        assert (workers.running(), workers.all[0].entry) == (1, second)
+        assert workers.in_threads() is (second if plain else None)
+        await workers.stop()
+        assert (workers.running(), workers.in_threads()) == ((1, second) if plain else (0, None))
+        yard.go_on.set()
+        await eventually(lambda: not workers.running(), "it has returned")
+        assert yard.began == [2]
+        [error] = yard.refused
+        assert isinstance(error, RuntimeError)
+        assert "ride is over" in str(error)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_no_handler_begins_after_a_stop(plain: bool, listed: bool):
+    """It ran beside the instance that had the origin by then: an inner middleware had taken no notice of the stop."""
+    async with LateComer(tells_beside, plain=plain, listed=listed) as yard:
+        workers = yard.workers
+        workers.unclaim()
+        await workers.stop()
+        await yard.connect()
+        assert (workers.running(), workers.in_threads(), yard.began) == (0, None, [])
+        [error] = yard.refused
+        assert "ride is over" in str(error)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_no_handler_begins_after_its_timeout(plain: bool, listed: bool):
+    """Its retry ran beside it: as above."""
+    async with LateComer(tells_beside, plain=plain, listed=listed) as yard:
+        yard.workers.unclaim()
+        yard.workers.cancel(None, CancelReason.TIMEOUT)
+        [(_, outcome, _, _)] = await eventually(lambda: yard.workers.finished, "the attempt has ended")
+        assert cast(Any, outcome).error.error_class == "TimeoutError"
+        await yard.connect()
+        assert (yard.workers.running(), yard.workers.in_threads(), yard.began) == (0, None, [])
