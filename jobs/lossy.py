@@ -9,6 +9,7 @@ from datetime import datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from numbers import Number
+from operator import itemgetter
 from typing import cast
 
 import pydantic_core
@@ -205,35 +206,39 @@ def _paired(
     left_out: Mapping[type, Mapping[str, Leaving | None]],
 ) -> tuple[list[object], list[object]]:
     """What has not arrived, and what has in place of it: it may stand in any order, and is found by what JSON has of
-    it, or else by kinds."""
-    places = [(_place(item, classes, left_out), item) for item in given - got]
-    if not places:
-        return [], []
-    arrived = {_place(item, classes, left_out): item for item in got - given or got}
-    found = [(item, arrived[place]) for place, item in places if place in arrived]
-    lost = sorted((place, n) for n, (place, _) in enumerate(places) if place not in arrived)
-    rest = sorted(arrived.keys() - dict(places).keys() or arrived) if lost else []
-    some = [item for item, _ in found] + [places[n][1] for _, n in lost]
-    return some, [its for _, its in found] + [arrived[place] for place in rest]
+    it, as it stands there or else in order, or by kinds."""
+    lost, rest = list(given - got), list(got - given or got)
+    some, there = list[object](), list[object]()
+    for in_order in (False, True):  # as it stands tells apart what differs in the order of a list
+        if not lost:
+            return some, there
+        places = [(_place(item, classes, left_out, in_order=in_order), item) for item in lost]
+        arrived = {_place(its, classes, left_out, in_order=in_order): its for its in rest}
+        some += [item for place, item in places if place in arrived]
+        there += [arrived[place] for place, _ in places if place in arrived]
+        lost = [item for place, item in sorted(places, key=itemgetter(0)) if place not in arrived]
+        rest = [arrived[place] for place in sorted(arrived.keys() - dict(places).keys() or arrived)]
+    return some + lost, there + (rest if lost else [])
 
 
 def _place(
-    item: object, classes: frozenset[type], left_out: Mapping[type, Mapping[str, Leaving | None]]
+    item: object, classes: frozenset[type], left_out: Mapping[type, Mapping[str, Leaving | None]], *, in_order: bool
 ) -> tuple[int, str]:
-    """Its kind, and what JSON has of it."""
+    """Its kind, and what JSON has of it. in_order: also of the lists in it, as those of sets."""
     kind = _kind_of(item, classes)
     if serializer := cast(SchemaSerializer | None, getattr(kind, "__pydantic_serializer__", None)):
         text = serializer.to_json(item, round_trip=True, by_alias=False, warnings=False, fallback=repr)
-        return id(kind), text.decode()
+        return id(kind), repr(_in_order(json.loads(text))) if in_order else text.decode()
     if kind is not None:  # a dataclass of the standard library
         leaving = left_out.get(kind) or {field.name: None for field in fields(kind)}
         held = [(getattr(item, name, None), leaves) for name, leaves in leaving.items()]
         parts: Iterable[object] = [_MISSING if leaves is not None and leaves(each) else each for each, leaves in held]
-    elif isinstance(item, tuple):
+    elif isinstance(item, tuple | set | frozenset):
         parts = cast(Iterable[object], item)
     else:
         return id(kind), repr(item)
-    return id(kind), repr([_place(part, classes, left_out) for part in parts])
+    places = [_place(part, classes, left_out, in_order=in_order) for part in parts]
+    return id(kind), repr(sorted(places) if isinstance(item, set | frozenset) else places)
 
 
 def is_changed(
