@@ -3,12 +3,13 @@ asked once a type. Only values of such types are looked at, by `lossy`."""
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import cast
+from typing import NamedTuple, cast
 
 from .schemas import DICTS, Schema, parts_of
 
 __all__ = [
     "Leaving",
+    "LeftOut",
     "classes_in",
     "fields_left_out",
     "may_be_unreadable",
@@ -20,6 +21,15 @@ __all__ = [
 ]
 
 Leaving = Callable[[object], bool]  # a field's exclude_if
+
+
+class LeftOut(NamedTuple):
+    """What JSON may leave out of a value, with all that decides it; empty where it leaves out nothing."""
+
+    fields: Mapping[type, Mapping[str, list[Leaving]]]  # of models and dataclasses, all those that JSON may have
+    keys: Mapping[str, list[Leaving]]  # of all typed dicts, as no value tells which it is of
+    defaults: set[str]  # those of the keys that may be read though they were left out
+
 
 # Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
 _WITHOUT_FLOATS = frozenset(
@@ -171,30 +181,32 @@ def _fields(part: Schema) -> Mapping[object, Schema]:
             return {}
 
 
-def fields_left_out(schema: object) -> dict[type, dict[str, Leaving | None]]:
-    """The models and dataclasses of this core schema of pydantic's, with their fields that JSON may have, and what each
-    of these has as `exclude_if`; as `dict` all its typed dicts, which do not tell at a value. Empty where it leaves out
-    no value."""
+def fields_left_out(schema: object) -> LeftOut:
+    """What JSON may leave out of a value of this core schema of pydantic's."""
+    fields, keys, defaults = dict[type, dict[str, list[Leaving]]](), dict[str, list[Leaving]](), set[str]()
     parts = list(parts_of(schema))
-    if not any(map(_may_be_left_out, parts)):
-        return {}
-    found = dict[type, dict[str, Leaving | None]]()
-    for part in parts:
+    for part in parts if any(map(_may_be_left_out, parts)) else []:
         if part.get("type") == "typed-dict":
-            typed = found.setdefault(dict, {})
-            for name, field in cast(Mapping[str, Schema], _fields(part)).items():
-                typed[name] = cast("Leaving | None", field.get("serialization_exclude_if")) or typed.get(name)
+            its = cast(Mapping[str, Schema], _fields(part))
+            for name, leaving in _leaving(its).items():
+                keys.setdefault(name, []).extend(leaving)
+            defaults.update(name for name, field in its.items() if cast(Schema, field["schema"])["type"] == "default")
         if part.get("type") in ("model", "dataclass"):
             inner = cast(Schema, part["schema"])
             while str(inner.get("type")).startswith("function-") and "schema" in inner:  # validators of the whole
                 inner = cast(Schema, inner["schema"])
-            fields = {"root": inner} if part.get("root_model") else cast(Mapping[str, Schema], _fields(inner))
-            found[cast(type, part["cls"])] = {
-                name: cast("Leaving | None", field.get("serialization_exclude_if"))
-                for name, field in fields.items()
-                if not field.get("serialization_exclude")
-            }
-    return found
+            its = {"root": inner} if part.get("root_model") else cast(Mapping[str, Schema], _fields(inner))
+            fields[cast(type, part["cls"])] = _leaving(its)
+    return LeftOut(fields, keys, defaults)
+
+
+def _leaving(fields: Mapping[str, Schema]) -> dict[str, list[Leaving]]:
+    """Of those that JSON may have, what they have as `exclude_if`."""
+    return {
+        name: [cast(Leaving, leaves)] if (leaves := field.get("serialization_exclude_if")) else []
+        for name, field in fields.items()
+        if not field.get("serialization_exclude")
+    }
 
 
 def _may_be_left_out(part: Schema) -> bool:

@@ -4,6 +4,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
@@ -16,7 +17,7 @@ import pydantic_core
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, SchemaSerializer
 
-from .doubts import Leaving
+from .doubts import Leaving, LeftOut
 from .kinds import ONE_KIND, other_kind
 
 __all__ = [
@@ -128,7 +129,7 @@ def becomes_another(
     read: object,
     classes: frozenset[type],
     in_doubt: Mapping[type, Mapping[str, bool]],
-    left_out: Mapping[type, Mapping[str, Leaving | None]],
+    left_out: LeftOut,
 ) -> str:
     """What in `value` is another one in what was `read` of its JSON, and what to do; empty where nothing is. classes:
     those of its schema. What is of none of them, as where the schema says `Any`, arrives without its class by design,
@@ -142,13 +143,14 @@ def becomes_another(
             return _BYTES if (read.encode() if isinstance(read, str) else read) != value else ""
         case Mapping(), Mapping():
             pairs, its_pairs = cast(Mapping[object, object], value), cast(Mapping[object, object], read)
-            for name, leaves in left_out.get(dict, {}).items():
-                held = pairs.get(name)
-                if name not in pairs or (leaves is None and held is not _MISSING):
+            for name, leaving in left_out.keys.items():
+                is_there = name in its_pairs
+                # What is left out is there again only as a default.
+                if name not in pairs or (is_there and name not in left_out.defaults):
                     continue
-                if name in its_pairs and not is_changed(held, its_pairs[name], classes, left_out=left_out):
-                    continue
-                if leaves is None or held is _MISSING or leaves(held):
+                if _is_out(pairs[name], leaving) and (
+                    not is_there or is_changed(pairs[name], its_pairs[name], classes, left_out=left_out)
+                ):
                     return (
                         f"in {name} a value that is left out of the JSON (exclude_if, or MISSING), in place of which "
                         "the handler would get none, or the default: leave out the key, or exclude_if"
@@ -172,11 +174,10 @@ def becomes_another(
                     f"a {kind.__name__} of which the handler would get a {type(read).__name__}: give the models "
                     "of the union a Literal field each, and Field(discriminator=)"
                 )
-            for name, leaves in left_out.get(kind or type(None), {}).items():
+            for name, leaving in left_out.fields.get(kind or type(None), {}).items():
                 its = getattr(read, name, None)  # of an InitVar there is nothing
                 held = getattr(value, name, its)
-                is_out = held is _MISSING or (leaves is not None and leaves(held))
-                if is_out and is_changed(held, its, classes, left_out=left_out):
+                if _is_out(held, leaving) and is_changed(held, its, classes, left_out=left_out):
                     return (
                         f"in {name} a value that is left out of the JSON (exclude_if, or MISSING), in place of which "
                         "the handler would get the default: make that value the default"
@@ -195,6 +196,15 @@ def becomes_another(
     return ""
 
 
+def _is_out(held: object, leaving: Iterable[Leaving]) -> bool:
+    """Whether JSON has left it out. leaving: what decides that; some may be made for values of another typed dict."""
+    for leaves in leaving:
+        with suppress(Exception):  # it has not left it out: pydantic would have raised, too
+            if leaves(held):
+                return True
+    return held is _MISSING
+
+
 def _kind_of(value: object, classes: frozenset[type]) -> type | None:
     return next((kind for kind in type(value).__mro__ if kind in classes), None)
 
@@ -203,7 +213,7 @@ def _paired(
     given: frozenset[object],
     got: frozenset[object],
     classes: frozenset[type],
-    left_out: Mapping[type, Mapping[str, Leaving | None]],
+    left_out: LeftOut,
 ) -> tuple[list[object], list[object]]:
     """What has not arrived, and what has in place of it: it may stand in any order, and is found by what JSON has of
     it, as it stands there or else in order, or by kinds."""
@@ -221,18 +231,16 @@ def _paired(
     return some + lost, there + (rest if lost else [])
 
 
-def _place(
-    item: object, classes: frozenset[type], left_out: Mapping[type, Mapping[str, Leaving | None]], *, in_order: bool
-) -> tuple[int, str]:
+def _place(item: object, classes: frozenset[type], left_out: LeftOut, *, in_order: bool) -> tuple[int, str]:
     """Its kind, and what JSON has of it. in_order: also of the lists in it, as those of sets."""
     kind = _kind_of(item, classes)
     if serializer := cast(SchemaSerializer | None, getattr(kind, "__pydantic_serializer__", None)):
         text = serializer.to_json(item, round_trip=True, by_alias=False, warnings=False, fallback=repr)
         return id(kind), repr(_in_order(json.loads(text))) if in_order else text.decode()
     if kind is not None:  # a dataclass of the standard library
-        leaving = left_out.get(kind) or {field.name: None for field in fields(kind)}
-        held = [(getattr(item, name, None), leaves) for name, leaves in leaving.items()]
-        parts: Iterable[object] = [_MISSING if leaves is not None and leaves(each) else each for each, leaves in held]
+        its = left_out.fields.get(kind) or {field.name: list[Leaving]() for field in fields(kind)}
+        held = [(getattr(item, name, None), leaving) for name, leaving in its.items()]
+        parts: Iterable[object] = [_MISSING if _is_out(each, leaving) else each for each, leaving in held]
     elif isinstance(item, tuple | set | frozenset):
         parts = cast(Iterable[object], item)
     else:
@@ -247,7 +255,7 @@ def is_changed(
     classes: frozenset[type],
     *,
     tidied: bool = False,
-    left_out: Mapping[type, Mapping[str, Leaving | None]] | None = None,
+    left_out: LeftOut | None = None,
 ) -> bool:
     """Whether what was `read` of the JSON of `value` has other values in it. What arrives in another type, as where the
     schema says `Any`, is not looked into. classes: as of `becomes_another`. tidied: texts with the same letters and
@@ -283,7 +291,7 @@ def is_changed(
                 kind = _kind_of(value, classes)
                 if kind is None or kind is not _kind_of(read, classes):
                     return True
-                names = [name for name in left_out[kind] if hasattr(value, name) and hasattr(read, name)]
+                names = [name for name in left_out.fields[kind] if hasattr(value, name) and hasattr(read, name)]
                 some.append(getattr(value, "model_extra", None) or {})
                 there.append(getattr(read, "model_extra", None) or {})
             elif isinstance(value, type(read)):

@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError, from_json
 
 from ..errors import ConfigurationError, InvalidPayload
 from .doubts import (
-    Leaving,
+    LeftOut,
     classes_in,
     fields_left_out,
     may_be_unreadable,
@@ -178,7 +178,7 @@ class Payloads(Generic[P]):
         return fields_in_doubt(self._adapter.core_schema)
 
     @cached_property
-    def _left_out(self) -> dict[type, dict[str, Leaving | None]]:
+    def _left_out(self) -> LeftOut:
         return fields_left_out(self._adapter.core_schema)
 
     @cached_property

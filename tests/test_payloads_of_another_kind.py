@@ -31,7 +31,7 @@ from pydantic import (
 )
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
-from sidings.jobs import Job, JobType, Registry, limits
+from sidings.jobs import Job, JobType, Registry, limits, lossy
 from sidings.jobs.doubts import may_be_unreadable, may_have_keys
 from sidings.jobs.kinds import fields_in_doubt
 from sidings.jobs.limits import may_be_nested
@@ -415,6 +415,35 @@ class Ticket(TypedDict):
     others: NotRequired[dict[str, Any]]
 
 
+class Price(TypedDict):
+    fee: NotRequired[Annotated[int | None, Field(**left_out_if(lambda fee: fee == 0))]]
+
+
+class Due(TypedDict):
+    fee: NotRequired[Annotated[int | None, Field(**left_out_if(lambda fee: fee is None))]]
+
+
+class PriceFirst(BaseModel):
+    price: Price = {}
+    due: Due = {}
+
+
+class DueFirst(BaseModel):
+    due: Due = {}
+    price: Price = {}
+
+
+class Departure(TypedDict):
+    at: NotRequired[Annotated[int, Field(**left_out_if(lambda at: at <= 0))]]
+    fee: NotRequired[Annotated[int, Field(**left_out_if(lambda fee: fee == 0))]]
+    tax: NotRequired[Annotated[int, Field(default=5, **left_out_if(lambda tax: tax <= 0))]]
+    labels: NotRequired[dict[str, Any]]
+
+
+class Node(TypedDict):
+    kids: NotRequired[Annotated[list["Node"], Field(**left_out_if(lambda kids: not kids))]]
+
+
 def looked_at() -> Meta:
     meta = Meta()
     meta._looked_at = 1
@@ -629,6 +658,52 @@ def test_a_value_of_a_typed_dict_that_is_left_out_is_refused(values: dict[str, A
     else:
         with pytest.raises(InvalidPayload, match=refused):
             keep.dump(payload)
+
+
+@LEAVES_OUT
+@pytest.mark.parametrize("kind", [PriceFirst, DueFirst])
+@pytest.mark.parametrize(
+    ("values", "is_lost"),
+    [
+        ({"price": {"fee": 0}, "due": {}}, True),
+        ({"price": {}, "due": {"fee": None}}, True),
+        ({"price": {"fee": None}, "due": {"fee": 0}}, False),
+    ],
+)
+def test_what_any_typed_dict_leaves_out_of_a_key_is_refused(kind: Any, values: dict[str, Any], is_lost: bool) -> None:
+    """Of two with a key of the same name only the last was asked, and of the other the key was lost."""
+    keep, payload = a_job_of(kind), kind(**values)
+    if is_lost:
+        with pytest.raises(InvalidPayload, match="in fee a value that is left out"):
+            keep.dump(payload)
+    else:
+        assert keep.load(keep.dump(payload)) == payload
+
+
+@LEAVES_OUT
+def test_a_dict_with_a_key_of_the_name_of_a_typed_dicts_is_left_alone() -> None:
+    """Its values were asked as well, of types that the author of exclude_if had never thought of."""
+    keep = a_job_of(Departure)
+    keep.dump({"labels": {"at": date(2026, 1, 1), "fee": Decimal(0), "tax": date(2026, 1, 1)}})
+    keep.dump({"labels": {"at": 0, "fee": 0, "tax": 0}})
+    for name in ("at", "fee", "tax"):
+        with pytest.raises(InvalidPayload, match=f"in {name} a value that is left out"):
+            keep.dump({name: 0})
+
+
+@LEAVES_OUT
+def test_what_a_typed_dict_does_not_leave_out_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was at each level, with all below it: 4,000 dicts, 80 deep, took two seconds."""
+    tree: dict[str, Any] = {}
+    for _ in range(20):
+        tree = {"kids": [tree]}
+
+    def is_changed(*_: object, **__: object) -> bool:
+        raise AssertionError
+
+    monkeypatch.setattr(lossy, "is_changed", is_changed)
+    keep = a_job_of(Node)
+    assert keep.load(keep.dump(tree)) == tree
 
 
 @LEAVES_OUT
