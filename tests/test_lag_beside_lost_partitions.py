@@ -8,7 +8,7 @@ from sidings.devstack.topics import create_topic
 
 from .consumer_support import Number, a_service, administering, numbers, produce, record, sample
 from .support import eventually
-from .test_backlog import a_service_with_jobs
+from .test_backlog import FREE, a_service_with_jobs
 
 
 @pytest.mark.long
@@ -19,7 +19,7 @@ async def test_full_partitions_have_their_lag_beside_one_that_nobody_leads(effec
     await create_topic(kafka.bootstrap, "orders", partitions=3)
     service, gate = a_service_with_jobs(effects, kafka.bootstrap, "orders")
     for partition in range(3):
-        await produce(kafka.bootstrap, "orders", range(15), partition=partition, key=str(partition))
+        await produce(kafka.bootstrap, "orders", range(FREE), partition=partition, key=str(partition))
     async with service:
         await eventually(lambda: sample(service, "sidings_consumer_full_partitions") == 3)
         await eventually(lambda: sample(service, "sidings_consumer_lag") == 0)
@@ -28,7 +28,7 @@ async def test_full_partitions_have_their_lag_beside_one_that_nobody_leads(effec
         leaders = {found["partition"]: found["leader"] for found in described["partitions"]}
         await asyncio.to_thread(kafka.broker(leaders[0]).kill)
         for partition in (1, 2):
-            await produce(kafka.bootstrap, "orders", range(15, 20), partition=partition, key=str(partition))
+            await produce(kafka.bootstrap, "orders", range(FREE, FREE + 5), partition=partition, key=str(partition))
         await eventually(lambda: sample(service, "sidings_consumer_lag") == 10)
         gate.set()
 
