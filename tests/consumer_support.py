@@ -54,12 +54,14 @@ async def made_anew(kafka: str, name: str, partitions: int = 1) -> None:
 def a_service(
     dsn: Any, kafka: Any = None, *, name: str = "test", executor: dict[str, Any] | None = None, **options: Any
 ) -> Any:
-    """A service with quick settings, and a Prometheus registry of its own as `service.samples`."""
+    """A service with quick settings that never ends the process of the test, and a Prometheus registry of its own as
+    `service.samples`."""
     if isinstance(kafka, str):
         kafka = KafkaSettings(bootstrap=kafka, **options.pop("settings", {"fetch_seconds": 0.05}))
     registry = CollectorRegistry()
-    quick = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 3.0, "lease_seconds": 3.0} | (executor or {}))
-    service: Any = Service(name, postgres=dsn, kafka=kafka, prometheus=registry, executor=quick, **options)
+    quick = {"poll_seconds": 0.02, "shutdown_seconds": 3.0, "lease_seconds": 3.0, "exit_when_fenced": False}
+    settings = ExecutorSettings(**quick | (executor or {}))
+    service: Any = Service(name, postgres=dsn, kafka=kafka, prometheus=registry, executor=settings, **options)
     service.samples = registry
     return service
 

@@ -73,9 +73,11 @@ async def eventually(condition: Callable[[], Any], what: object = "", seconds: f
 
 
 def an_executor(dsn: str, registry: Registry, *, schema: str = "sidings", service: str = "test", **options: Any):
-    """An executor that polls fast. `options`: fields of `ExecutorSettings`, `prometheus` and `pgbouncer`."""
+    """An executor that polls fast, and never ends the process of the test. `options`: fields of `ExecutorSettings`,
+    `prometheus` and `pgbouncer`."""
     prometheus, pgbouncer = options.pop("prometheus", None), options.pop("pgbouncer", False)
-    settings = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 2.0, **options})
+    quick = {"poll_seconds": 0.02, "shutdown_seconds": 2.0, "exit_when_fenced": False}
+    settings = ExecutorSettings(**quick | options)
     postgres = PostgresSettings(dsn=dsn, schema_name=schema, pgbouncer=pgbouncer)
     return Executor(service, registry, postgres, settings, prometheus=prometheus)
 

@@ -210,7 +210,7 @@ async def test_leases_are_renewed_no_more_when_a_stop_is_cancelled_again_and_aga
         while not stopping.done():
             stopping.cancel()
             await asyncio.sleep(0)
-        await eventually(lambda: not executor.workers.running(), "its handler has ended", seconds=1.0)
+        await eventually(lambda: not executor.workers.running(), "its handler has ended")
         await eventually(free, "the lease has run out", seconds=15.0)
 
 
@@ -247,7 +247,7 @@ async def test_a_plain_function_holds_up_nothing_when_a_stop_is_cancelled_again_
         monkeypatch.setattr("sidings.executor.threads.ThreadPoolExecutor", NoThreadIsFree)
         begun = NoThreadIsFree.taken
     await enqueue(database, ride, [Ride()])
-    async with running(database, registry, exit_when_fenced=False, prometheus=prometheus) as executor:
+    async with running(database, registry, prometheus=prometheus) as executor:
         await eventually(begun.is_set)
         stopping = asyncio.create_task(executor.stop())
         await asyncio.sleep(0)
