@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from sidings.schema import load_sql
 
-from .support import ORIGIN, connected, value
+from .support import ORIGIN, SECONDS, connected, value
 
 GROUP = "g"
 STATES: dict[str, dict[str, str]] = {
@@ -23,6 +23,18 @@ STATES: dict[str, dict[str, str]] = {
         "first_started_at": "now()",
     },
 }
+
+
+async def patient(dsn: str) -> None:
+    """Actions, and what else waits for a lock a few seconds, do so as long as tests wait for anything: one whose test
+    stood still for two seconds found that it had been given up."""
+    async with connected(dsn) as connection:
+        names = await connection.fetch(
+            """SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'sidings'::regnamespace
+               AND proconfig && '{lock_timeout=2s, lock_timeout=5s}'"""
+        )
+        for (name,) in names:
+            await connection.execute(f"ALTER FUNCTION {name} SET lock_timeout = '{SECONDS}s'")
 
 
 async def a_job(

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import asyncpg
@@ -304,6 +305,17 @@ async def test_many_jobs_are_released_in_the_order_in_which_they_are_named(datab
     assert [action.target["job"] for action in reversed(await admin.audit())] == named
 
 
+async def test_a_row_that_somebody_holds_is_a_clear_error_and_changes_nothing(database: str, admin: Admin):
+    id = await a_job(database)
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as other, other.transaction():
+        await other.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", id)
+        with pytest.raises(Busy, match="try again"):
+            await admin.cancel(id)
+    assert await fence(database, me) == 0
+    assert await admin.cancel(id) is JobState.WAITING
+
+
 async def test_of_many_jobs_one_that_somebody_has_locked_is_left_and_said_to_be(database: str, admin: Admin):
     ids = await some_jobs(database, 3)
     async with connected(database) as other, other.transaction():
@@ -343,8 +355,10 @@ async def test_executors_get_a_rest_from_what_is_done_to_many_jobs(
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(doing), 0.5)
     assert await jobs_left(database) == 3
+    clearing = asyncio.create_task(admin.clear_group(ORIGIN, GROUP))
+    await eventually(lambda: value(database, "SELECT count(*) = 1 FROM sidings.job"))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(admin.clear_group(ORIGIN, GROUP), 0.5)
+        await asyncio.wait_for(clearing, 0.5)
     assert await jobs_left(database) == 1
 
 
@@ -647,14 +661,22 @@ async def test_clearing_goes_on_until_nothing_is_left(database: str, admin: Admi
 async def test_who_clears_a_group_is_told_how_many_were_cancelled_before_postgres_went_away(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
+    rests, rested = asyncio.Event(), asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        rests.set()
+        await rested.wait()
+
     monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
-    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 1.0)
+    monkeypatch.setattr("sidings.jobs.admin.admin.asyncio", SimpleNamespace(sleep=rest))
     for _ in range(5):
         await a_job(database)
     async with connected(database) as connection:
         clearing = asyncio.create_task(Admin(connection, actor="alice").clear_group(ORIGIN, GROUP))
-        await eventually(lambda: value(database, "SELECT count(*) = 3 FROM sidings.job"))
+        await asyncio.wait_for(rests.wait(), SECONDS)
         await fetch(database, "SELECT pg_terminate_backend($1)", connection.get_server_pid())
+        await eventually(connection.is_closed)
+        rested.set()
         with pytest.raises(PostgresUnavailable, match=r"closed, by Postgres.*2 jobs are cancelled already"):
             await clearing
 

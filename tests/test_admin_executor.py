@@ -12,6 +12,7 @@ from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
 from sidings.jobs.admin import JobState
 from tenacity import stop_after_attempt, wait_fixed
 
+from .admin_support import patient
 from .cli_support import cli_json
 from .support import (
     ORIGIN,
@@ -137,6 +138,7 @@ async def test_a_cancellation_that_comes_behind_the_cycle_in_flight_stops_the_ha
     database: str, admin: Admin, trips: Trips
 ):
     trips.close("a")
+    await patient(database)
     async with running(database, trips.registry) as executor, connected(database) as blocker:
         async with blocker.transaction():
             await blocker.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", executor.id)

@@ -15,7 +15,7 @@ from sidings import ActionRefused, Admin, Busy, JobNotFound
 from sidings.jobs.admin import JobState
 from sidings.schema import load_sql
 
-from .admin_support import GROUP, a_holder, a_job, fence, some_jobs, the_job
+from .admin_support import GROUP, a_holder, a_job, fence, patient, some_jobs, the_job
 from .support import ORIGIN, connected, eventually, fetch, history
 
 ACTIONS: dict[str, Callable[[Admin, int], Coroutine[Any, Any, object]]] = {
@@ -29,6 +29,13 @@ ACTIONS: dict[str, Callable[[Admin, int], Coroutine[Any, Any, object]]] = {
     "pause origin": lambda admin, job: admin.pause(origin=ORIGIN, reason="x"),
     "pause type": lambda admin, job: admin.pause(type="ride", reason="x"),
 }
+
+
+@pytest.fixture
+async def database(database: str) -> str:
+    """One whose actions wait for locks as long as these tests take."""
+    await patient(database)
+    return database
 
 
 @asynccontextmanager
@@ -298,18 +305,6 @@ async def test_while_many_jobs_wait_for_an_origin_they_keep_no_executor_from_its
             await waits(database, pid)
             await takeover.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE NOWAIT", me)
         assert await action == [None, None, None]
-
-
-async def test_a_row_that_somebody_holds_is_a_clear_error_and_changes_nothing(database: str):
-    id = await a_job(database)
-    me = await a_holder(database, ORIGIN)
-    async with connected(database) as other, acting(database) as (admin, _):
-        async with other.transaction():
-            await other.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", id)
-            with pytest.raises(Busy, match="try again"):
-                await admin.cancel(id)
-        assert await fence(database, me) == 0
-        assert await admin.cancel(id) is JobState.WAITING
 
 
 @pytest.mark.parametrize(("given", "meant"), [("0", "5s"), ("1h", "5s"), ("5001ms", "5s"), ("300ms", "300ms")])

@@ -112,7 +112,10 @@ async def test_an_origin_that_is_acquired_while_a_void_cycle_is_looked_into_is_n
 
 @pytest.mark.parametrize("fault", ["cut", "silence"])
 async def test_a_lease_that_expires_under_a_living_executor_is_no_loss(database: str, tmp_path: Path, fault: str):
-    async with proxied(database) as proxy, Fleet(database, tmp_path, worker_dsn=proxy.dsn, postgres=QUICK) as fleet:
+    async with (
+        proxied(database) as proxy,
+        Fleet(database, tmp_path, worker_dsn=proxy.dsn, executor={"lease_seconds": 6.0}, postgres=QUICK) as fleet,
+    ):
         gate = fleet.gate()
         jobs = await fleet.enqueue("step", ORIGINS, groups=3, each=2, gate=str(gate))
         # It would end itself with code 70 if a handler outlived the lease.
@@ -191,9 +194,10 @@ async def test_handlers_stop_before_their_deadline_whatever_the_reconciler_waits
     database: str, tmp_path: Path, busy_with: str
 ):
     """With Postgres silent, an acquire or the cycle before a release takes its time: the deadlines do not wait."""
+    settings = {"lease_seconds": 6.0}
     async with (
         proxied(database) as proxy,
-        Fleet(database, tmp_path, worker_dsn=proxy.dsn, postgres={"call_seconds": 20.0}) as fleet,
+        Fleet(database, tmp_path, worker_dsn=proxy.dsn, executor=settings, postgres={"call_seconds": 20.0}) as fleet,
         fleet.local(["t/9"], 5, dsn=database) as other,
     ):
         await other.settled(20)

@@ -22,7 +22,7 @@ from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
 from sidings.kafka.vitals import Vitals
-from tenacity import stop_after_attempt, stop_after_delay, wait_none
+from tenacity import RetryCallState, stop_after_attempt, wait_none
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
 from .support import SECONDS, connected, eventually
@@ -330,10 +330,14 @@ async def test_the_full_disk_of_another_server_is_the_messages_failure(effects, 
 
 
 async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(effects, topic, sidings_kafka):
-    name, began = await topic(), list[float]()
+    name, began, told = await topic(), list[float](), list[tuple[float, float]]()
     service = a_service(effects, sidings_kafka)
 
-    @service.consumer(name, retry=Retry(wait=wait_none(), stop=stop_after_delay(0.3)))
+    def stop(state: RetryCallState) -> bool:
+        told.append((state.seconds_since_start, time.monotonic()))
+        return len(told) >= 3
+
+    @service.consumer(name, retry=Retry(wait=wait_none(), stop=stop))
     async def handle(message: Message[Number], tx: Transaction) -> None:
         began.append(time.monotonic())
         await asyncio.sleep(0.05)
@@ -342,9 +346,10 @@ async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(ef
     async with service:
         await produce(sidings_kafka, name, [0])
         await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 1)
-        attempts = int(sample(service, "sidings_consumer_failures_total"))
-    assert attempts > 1
-    assert began[attempts] - began[1] < 1  # the first was in the main line; a job may have followed the last
+        assert sample(service, "sidings_consumer_failures_total") == 3
+    for number, (seconds, at) in enumerate(told[:3]):  # a job may have followed
+        # The first was in the main line, and each waits for its transaction before it begins.
+        assert began[1 + number] - began[1] <= seconds <= at - began[0]
 
 
 async def test_days_of_ids_that_could_not_be_made_are_made_soon_after(monkeypatch):

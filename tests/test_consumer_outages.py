@@ -207,7 +207,7 @@ async def test_a_rebalance_keeps_running_jobs_and_loses_no_message(effects, topi
     interrupted: list[str] = []
 
     def another():
-        service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "session_seconds": 3.0})
+        service = a_service(effects, sidings_kafka, executor={"lease_seconds": 15.0})
 
         @service.job()
         async def long_one(job: Job[Ride]) -> None:

@@ -24,7 +24,7 @@ from .consumer_support import (
     record,
     sample,
 )
-from .support import connected, drained, eventually, fetch, outcomes, value, without_place
+from .support import SECONDS, connected, drained, eventually, fetch, outcomes, value, without_place
 
 
 def quick_jobs(service, topic: str) -> None:
@@ -119,20 +119,24 @@ async def test_parking_commits_with_the_offset_or_not_at_all(effects, topic, sid
     """The stored offset moves under the siding's feet: nothing is parked by the one who has lost the partition."""
     name = await topic()
     service = a_service(effects, sidings_kafka)
-    failed = asyncio.Event()
+    aside, moved, calls = asyncio.Event(), asyncio.Event(), 0
 
-    @service.consumer(name, retry=Retry(wait=wait_fixed(0.2), stop=TWICE_AND_PARK.stop))
+    @service.consumer(name, retry=TWICE_AND_PARK)
     async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal calls
         if message.value.n == 0:
-            failed.set()
+            calls += 1
+            if calls > 1:  # the first was in the main line
+                aside.set()
+                await moved.wait()
             raise ValueError("bad")
         await record(message, tx)
 
     await produce(sidings_kafka, name, range(2))
-    async with service:
-        await failed.wait()
-        async with connected(effects) as other:
-            await other.execute("UPDATE sidings.consumer_offset SET next_offset = 1")
+    async with connected(effects) as other, service:
+        await asyncio.wait_for(aside.wait(), SECONDS)
+        await other.execute("UPDATE sidings.consumer_offset SET next_offset = 1")
+        moved.set()
         await eventually(offset_reaches(effects, name, 2))
         await eventually(lambda: sample(service, "sidings_consumer_conflicts_total") == 1)
         assert await value(effects, "SELECT count(*) FROM sidings.job") == 0

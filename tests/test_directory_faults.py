@@ -12,9 +12,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from prometheus_client import CollectorRegistry
-from sidings import DirectoryBehind, DirectoryNotReady, Message, SQLite, StorageError
+from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka import KafkaSettings
+from sidings.kafka.directory.completeness import Completeness
 from sidings.kafka.directory.faults import Faults
 from sidings.kafka.directory.memory import Memory
 from sidings.kafka.directory.reader import Reader, Standing
@@ -347,19 +348,22 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
 
 async def test_a_load_that_takes_longer_than_tombstones_stay_is_not_repeated(topic, sidings_kafka, monkeypatch, caplog):
     """Each further one would take as long: it was read again and again, for ever."""
-    monkeypatch.setattr("sidings.kafka.directory.completeness._ABSENT_SECONDS", 0.2)
     name = await topic("terminals", partitions=2, config=COMPACTED | {"delete.retention.ms": "100"})
     await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(4)})
+    now, begin, took = time.time, Completeness.begin, 0.0
+    monkeypatch.setattr("sidings.kafka.directory.completeness.time.time", lambda: now() + took)
 
-    def decode(message: Message[bytes]) -> bytes:
-        time.sleep(0.1)
-        return message.value
+    def at_length(self: Completeness) -> None:
+        nonlocal took
+        begin(self)
+        took += 1_000
 
-    async with a_directory(name, sidings_kafka, decoder=decode) as terminals:
+    monkeypatch.setattr(Completeness, "begin", at_length)
+    async with a_directory(name, sidings_kafka) as terminals:
         follower = terminals._follower
         await eventually(lambda: "may have missed deletions" in caplog.text)
         assert (follower.rebuilds, len(terminals)) == (0, 4)
-        follower._completeness.at -= 10
+        follower._completeness.at -= 1_000
         await eventually(lambda: follower.rebuilds == 1, "an absence to be none of the load's")
         await eventually(lambda: follower._again is None and not follower._completeness._read_anew)
         assert (follower.rebuilds, len(terminals)) == (1, 4)
