@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sidings import Admin
 
 from .consumer_support import effects_table
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell has started with `&`: it would be inherited
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("sidings", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sidings")
 
 pytest_plugins = ["sidings.devstack.fixtures"]
 

@@ -1,8 +1,8 @@
 """What the tests of the consumer and the service share: producing, a service with quick settings, its metrics."""
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -64,6 +64,17 @@ def a_service(
     service: Any = Service(name, postgres=dsn, kafka=kafka, prometheus=registry, executor=settings, **options)
     service.samples = registry
     return service
+
+
+@contextmanager
+def impatient(transactions: Any) -> Generator[None]:
+    """Who finds no place is soon told so. To be set when a connection has been opened, which may take longer."""
+    patient = transactions.settings
+    transactions.settings = patient.model_copy(update={"connect_seconds": 0.4})
+    try:
+        yield
+    finally:
+        transactions.settings = patient
 
 
 def sample(service: Any, name: str, **labels: str) -> float:

@@ -22,8 +22,8 @@ from tenacity import (
     wait_none,
 )
 
-from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
-from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, fetch, history, value
+from .consumer_support import Number, a_service, impatient, numbers, offset_reaches, produce, record, sample
+from .support import ORIGIN, SECONDS, Ride, connected, drained, enqueue, eventually, fetch, history, value
 
 LEASE = "SELECT lease_until FROM sidings.origin"
 ONCE = Retry(wait=wait_none(), stop=stop_after_attempt(1))  # what counts as a failure ends the job
@@ -102,7 +102,7 @@ async def test_a_server_that_gives_handlers_no_connection_fails_no_job(
 @pytest.mark.parametrize("transactional", [False, True])  # as parked messages are
 async def test_the_waits_of_an_outage_are_the_policys_and_grow(database: str, transactional: bool) -> None:
     """Whom the handler calls before it comes to its transaction may be well, and is called again each time."""
-    service, holding, over = of_jobs(database, pool_size=1, connect_seconds=0.4), asyncio.Event(), asyncio.Event()
+    service, holding, over = of_jobs(database, pool_size=1), asyncio.Event(), asyncio.Event()
 
     @service.job(retry=Retry(wait=wait_exponential(multiplier=2, max=9), stop=ONCE.stop), transactional=transactional)
     async def ride(job: Job[Ride]) -> None:
@@ -120,8 +120,9 @@ async def test_the_waits_of_an_outage_are_the_policys_and_grow(database: str, tr
     await enqueue(database, ride, [Ride()])
     async with service.connected():
         holder = asyncio.create_task(hold())
-        await holding.wait()
-        attempts = await drain(service, until=100)
+        await asyncio.wait_for(holding.wait(), SECONDS)
+        with impatient(service._parts.database.transactions):
+            attempts = await drain(service, until=100)
     assert [(a.outcome, a.delay) for a in attempts] == [
         *(("snoozed", delay) for delay in (2.0, 4.0, 8.0, 9.0)),
         ("succeeded", None),
@@ -194,12 +195,14 @@ async def test_an_error_that_was_made_of_an_outage_is_a_failure(database: str) -
 
 async def test_a_handler_that_waits_for_what_it_has_itself_is_told_so_and_fails(database: str) -> None:
     """No server will ever help it: a block within a block needs two of the places."""
-    service = of_jobs(database, pool_size=1, connect_seconds=0.4)
+    service = of_jobs(database, pool_size=1)
 
     @service.job(retry=Retry(wait=wait_fixed(5), stop=stop_after_attempt(1)))
     async def ride(job: Job[Ride]) -> None:
-        async with service.transaction(), service.transaction():
-            pass
+        async with service.transaction():
+            with impatient(service._parts.database.transactions):
+                async with service.transaction():
+                    pass
 
     await enqueue(database, ride, [Ride()])
     attempts = await drain(service, until=100)
@@ -215,7 +218,7 @@ async def test_a_message_whose_handler_gets_no_other_connection_has_not_failed(
 ) -> None:
     """Requests that hold all of the pool had messages parked that nothing was wrong with. Other partitions go on."""
     name = await topic(partitions=2)
-    service = a_service(PostgresSettings(dsn=effects, pool_size=1, connect_seconds=0.2), sidings_kafka)
+    service = a_service(PostgresSettings(dsn=effects, pool_size=1), sidings_kafka)
     tried, over, holding = list[int](), asyncio.Event(), asyncio.Event()
 
     @service.consumer(name, retry=ONCE)
@@ -234,11 +237,12 @@ async def test_a_message_whose_handler_gets_no_other_connection_has_not_failed(
     async with service:
         await eventually(lambda: not service.problems())
         holder = asyncio.create_task(hold())
-        await holding.wait()
-        await produce(sidings_kafka, name, [1], partition=0)
-        await eventually(lambda: tried.count(0) >= 4)
-        await produce(sidings_kafka, name, [2], partition=1)
-        await eventually(offset_reaches(effects, name, 1, 1))
+        await asyncio.wait_for(holding.wait(), SECONDS)
+        with impatient(service._parts.database.transactions):
+            await produce(sidings_kafka, name, [1], partition=0)
+            await eventually(lambda: tried.count(0) >= 4)
+            await produce(sidings_kafka, name, [2], partition=1)
+            await eventually(offset_reaches(effects, name, 1, 1))
         over.set()
         await holder
         await eventually(offset_reaches(effects, name, 1, 0))

@@ -418,10 +418,9 @@ async def test_stop_after_delay_counts_the_first_attempt_as_well(database: str):
 
 async def test_stop_after_delay_counts_over_attempts(database: str):
     async def ride(job: Job[Ride]) -> None:
-        await asyncio.sleep(0.06)
         raise ValueError("x")
 
-    rows = await run_one(database, ride, 2, retry=Retry(wait=wait_none(), stop=stop_after_delay(0.11)))
+    rows = await run_one(database, ride, 2, retry=Retry(wait=wait_fixed(0.6), stop=stop_after_delay(0.5)))
     assert [row["outcome"] for row in rows] == ["retried", "discarded"]
 
 
@@ -1269,9 +1268,10 @@ async def test_a_transactional_handler_that_is_cancelled_leaves_no_effects(datab
         await connection.execute("CREATE TABLE public.effect (attempt int)")
     await enqueue(database, ride, [Ride()])
     async with running(database, registry):
-        rows = await ended(database, 2)
-    assert [row["outcome"] for row in rows] == ["retried", "succeeded"]
-    assert await value(database, "SELECT array_agg(attempt) FROM public.effect") == [2]
+        await drained(database)
+    *before, last = await outcomes(database)
+    assert (set(before), last) == ({"retried"}, "succeeded")  # with few cores, another may take too long as well
+    assert await value(database, "SELECT array_agg(attempt) FROM public.effect") == [len(before) + 1]
 
 
 async def test_a_transactional_handlers_effects_vanish_when_somebody_else_has_ended_its_job(database: str):

@@ -87,14 +87,14 @@ async def test_handlers_have_the_time_of_a_stop_also_where_a_newer_generation_wa
 
 
 async def test_two_believers_of_one_generation_leave_each_other_alone(database: str, tmp_path: Path):
-    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS, 3) as one:
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 3.0}) as fleet, fleet.local(ORIGINS, 3) as one:
         await one.settled(20)
         before = one.held
         await fleet.enqueue("step", ORIGINS, groups=4, each=10, ms=10)
         async with fleet.local(ORIGINS, 3) as other:
             await until(lambda: wishes(fleet, 3), "wishes of the other")
             await fleet.finish()
-            await time_passes(fleet, 2.5)
+            await time_passes(fleet, 1.2)
             assert one.held == before
             assert other.held == {}
             assert len({record["executor"] for record in fleet.started()}) == 1
@@ -115,7 +115,7 @@ async def time_passes(fleet: Fleet, leases: float) -> None:
 
 
 async def test_a_holder_yields_to_a_newer_generation_and_never_takes_back(database: str, tmp_path: Path):
-    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS, 3) as stale:
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 2.0}) as fleet, fleet.local(ORIGINS, 3) as stale:
         await stale.settled(20)
         await fleet.enqueue("step", ORIGINS, groups=4, each=10, ms=20)
         await until(lambda: len(fleet.started()) > 8, "jobs to run")
@@ -142,7 +142,7 @@ async def test_a_holder_that_has_yielded_takes_over_where_the_newer_one_goes_and
 ):
     """As where the newer one was of another consumer group, whose generations are others: of a release that was tried
     beside this one, with another `KafkaSettings.group`, and taken back."""
-    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS, 3) as former:
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 2.0}) as fleet, fleet.local(ORIGINS, 3) as former:
         await former.settled(20)
         async with fleet.local(ORIGINS, 4) as newer:
             await until(lambda: holds(newer, ORIGINS), "the newer generation to hold everything")
@@ -157,7 +157,7 @@ async def test_a_holder_that_has_yielded_takes_over_where_the_newer_one_goes_and
 
 async def test_a_process_that_was_paused_through_a_rebalance_never_plays_ping_pong(database: str, tmp_path: Path):
     """Three believers, of generations 1, 1 and 2, the first asleep when the third came."""
-    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 2.0}) as fleet:
         await fleet.enqueue("step", ORIGINS, groups=4, each=20, ms=20)
         asleep = fleet.spawn("asleep", ORIGINS, 1, exit_when_fenced=False)
         await fleet.held_by(asleep, ORIGINS)

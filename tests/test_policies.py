@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -381,7 +382,7 @@ async def test_the_newest_job_that_somebody_has_locked_holds_up_no_other_group(d
             await person.fetch("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", newest)
             go_on.set()
             await eventually(lambda: executor.metrics.count(OutcomeName.RETRIED) == 1, "it has failed")
-            await asyncio.sleep(0.5)  # the turn of its group has come
+            await eventually(lambda: ("a", 1) in seen, "the turn of its group has come")
             await enqueue(database, locate, [Ride(transport="b", number=n) for n in range(1, 4)])
             await eventually(lambda: ("b", 3) in seen, "the other group goes on", seconds=10)
         await drained(database)
@@ -437,13 +438,14 @@ async def test_a_delayed_job_that_somebody_has_locked_holds_up_no_others(databas
     async def newest(job: Job[Ride]) -> None:
         seen.append(job.payload.number)
 
-    async with connected(database) as person, running(database, registry):
+    async with connected(database) as person, AsyncExitStack() as stack:
         async with person.transaction():
             [locked] = await enqueue(database, locate, [Ride(number=1)], delay=0.2)
             [followed] = await enqueue(database, newest, [Ride(transport="a", number=2)], delay=0.2)
             await person.fetch("SELECT FROM sidings.job WHERE id = ANY ($1) FOR UPDATE", [locked, followed])
             await enqueue(database, newest, [Ride(transport="b", number=3)], delay=0.2)
             await enqueue(database, locate, [Ride(number=4)], delay=0.2)
+            await stack.enter_async_context(running(database, registry))
             await eventually(lambda: {3, 4} <= {*seen}, "the others run", seconds=10)
         await eventually(lambda: {1, 2} <= {*seen}, "they run as well")
 
@@ -458,12 +460,13 @@ async def test_a_delayed_job_that_somebody_has_locked_keeps_its_place_in_its_gro
     async def locate(job: Job[Ride]) -> None:
         seen.append(job.payload.number)
 
-    async with connected(database) as person, running(database, registry):
+    async with connected(database) as person, AsyncExitStack() as stack:
         async with person.transaction():
             [locked, _] = await enqueue(database, locate, [Ride(transport="a", number=n) for n in (1, 2)], delay=0.2)
             await person.fetch("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
             await enqueue(database, locate, [Ride(transport="a", number=3)], delay=0.3)
             await enqueue(database, locate, [Ride(transport="b", number=4)], delay=0.4)
+            await stack.enter_async_context(running(database, registry))
             await eventually(lambda: 4 in seen, "the other group's runs", seconds=10)
             await asyncio.sleep(1.0)
             assert seen == [4]

@@ -259,7 +259,10 @@ async def test_what_the_broker_refuses_for_other_reasons_is_parked_too(
 ) -> None:
     strict = await topic("strict", config={"message.timestamp.before.max.ms": "60000"})
     compacted = await topic("compacted", config={"cleanup.policy": "compact"})
-    async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka) as relay:
+    async with (
+        publishing(database) as (outbox, connection),
+        relaying(database, sidings_kafka, metadata_seconds=5.0) as relay,
+    ):
         async with connection.transaction():
             await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'old', NULL, NULL, '2001-01-01')", strict)
             await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'good')", strict)
@@ -283,7 +286,10 @@ async def test_what_is_refused_for_a_reason_that_the_client_does_not_know_is_par
     monkeypatch.delitem(kafka_errors, InvalidRecordError.errno)
     rows = await topic("rows", config={"cleanup.policy": "compact"})
     await publish(database, rows, [("k", b"1"), (None, b"no key"), ("k", b"2")])
-    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka) as relay:
+    async with (
+        publishing(database) as (outbox, _),
+        relaying(database, sidings_kafka, metadata_seconds=5.0) as relay,
+    ):
         await emptied(database)
         assert [(p.value, p.error) for p in await outbox.parked()] == [(b"no key", "[Error -1] UnknownError")]
         assert relay.metrics.count("failed") == 3
@@ -612,7 +618,7 @@ async def reads_little(database: str, relay: Relay) -> None:
 
 async def test_the_producer_sends_at_once_without_postgres(sidings_kafka: str, topic) -> None:
     etas = await topic("etas", partitions=3, config={"max.message.bytes": "2000"})
-    async with sending(sidings_kafka, delivery_seconds=10, metadata_seconds=0.4) as producer:
+    async with sending(sidings_kafka, delivery_seconds=10, metadata_seconds=2.0) as producer:
         for n in range(20):
             await producer.send(etas, key="a", value=b"%d" % n, headers={"h": "v"})
         with pytest.raises(InvalidMessage, match="refused"):

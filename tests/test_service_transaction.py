@@ -15,7 +15,7 @@ from sidings.jobs import Job, Registry
 from sidings.jobs.transaction import is_closed
 from sidings.kafka import Outbox, Transactions
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, offset_reaches, produce
+from .consumer_support import TWICE_AND_PARK, Number, a_service, impatient, offset_reaches, produce
 from .faulty_proxy import Moment, proxied
 from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch
 
@@ -109,7 +109,7 @@ async def test_a_statement_is_given_up_in_time_where_the_end_of_another_is_not_a
 
 async def test_a_block_that_has_another_in_it_has_its_place_until_its_own_end(database: str) -> None:
     """What finds no place then is told so, and has failed; of a task whose block has ended nothing is kept."""
-    pool = Transactions(PostgresSettings(dsn=database, pool_size=2, connect_seconds=0.4), lambda jobs: None)
+    pool = Transactions(PostgresSettings(dsn=database, pool_size=2), lambda jobs: None)
     taken, over = asyncio.Event(), asyncio.Event()
 
     async def take() -> None:
@@ -122,8 +122,11 @@ async def test_a_block_that_has_another_in_it_has_its_place_until_its_own_end(da
         async with pool.shared():
             pass
         other = asyncio.create_task(take())
-        await taken.wait()
-        with pytest.raises(PostgresUnavailable, match="one by the block that this one is in") as refused:
+        await asyncio.wait_for(taken.wait(), SECONDS)
+        with (
+            impatient(pool),
+            pytest.raises(PostgresUnavailable, match="one by the block that this one is in") as refused,
+        ):
             async with pool.shared():
                 pass
         assert not refused.value.blameless
@@ -466,7 +469,7 @@ async def test_messages_that_stand_aside_do_not_take_the_only_place_of_their_own
 ):
     """One waited for what it had itself, failed for that alone, and was parked."""
     name = await topic(partitions=2)
-    service = a_service(PostgresSettings(dsn=effects, pool_size=1, connect_seconds=0.2), sidings_kafka)
+    service = a_service(PostgresSettings(dsn=effects, pool_size=1), sidings_kafka)
     failed, ended = set[int](), asyncio.Event()
     refusals: list[PostgresUnavailable] = []
     handled: list[int] = []

@@ -97,7 +97,7 @@ async def test_a_process_that_slept_past_its_lease_ends_itself_if_its_handlers_c
         zombie = fleet.spawn("zombie", ORIGINS)
         await until(lambda: len(fleet.started()) == 12, "the handlers to run")
         zombie.pause()
-        heir = fleet.spawn("heir", ORIGINS)
+        heir = fleet.spawn("heir", ORIGINS, lease_seconds=6.0)  # it cannot stop these handlers either
         await fleet.held_by(heir, ORIGINS)
         zombie.resume()
         assert await zombie.ended() == 70

@@ -457,20 +457,23 @@ async def test_a_drain_that_is_cut_off_does_not_wait_for_ever_for_a_function_tha
     """As for a lock of the test's transaction: with neither a result nor a word the tests stood still."""
 
     def handler(job: Job[Ride]) -> None:
+        begun.set()
         asyncio.run(fetch(database, "UPDATE told SET n = 2"))
         returned.set()
 
-    returned = threading.Event()
+    begun, returned = threading.Event(), threading.Event()
     registry, ride = declare(handler)
     await enqueue(database, ride, [Ride(transport="a")])
     await fetch(database, "CREATE TABLE told AS SELECT 1 AS n")
     monkeypatch.setattr(sys.modules[drain.__module__], "_PATIENCE_SECONDS", 1.0)
     async with connected(database) as connection, connection.transaction():
         await connection.execute("UPDATE told SET n = 3")
+        drainer = asyncio.create_task(drain(database, registry))
+        assert await asyncio.to_thread(begun.wait, SECONDS)
+        drainer.cancel()
         async with asyncio.timeout(SECONDS):
             with pytest.raises(NotDrained, match=f"^ride: its plain function goes on.* {ORIGIN} is free"):
-                async with asyncio.timeout(1.0):
-                    await drain(database, registry)
+                await drainer
     await asyncio.to_thread(returned.wait, SECONDS)
     with pytest.raises(NotDrained, match=f"has the jobs of {ORIGIN}"):
         await drain(database, registry)

@@ -250,7 +250,8 @@ async def test_a_timeout_rolls_the_effects_back(connection: asyncpg.Connection, 
         await slow.enqueue(connection, {}, origin="t/0")
     await until(connection, NOTHING_WAITS)
     assert await connection.fetchval("SELECT count(*) FROM effect") == 1
-    assert await outcomes(connection) == ["retried", "succeeded"]
+    *before, last = await outcomes(connection)
+    assert (set(before), last) == ({"retried"}, "succeeded")  # with few cores, another may take too long as well
 
 
 async def test_an_owner_whose_lease_was_taken_over_cannot_commit(
