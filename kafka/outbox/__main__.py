@@ -84,7 +84,7 @@ async def _load_topics(link: Link, schema: str) -> list[asyncpg.Record]:
             return rows
         except (PostgresUnavailable, *NOT_NOW) as error:
             outage.failed(error)
-            await backoff.sleep(error)
+            await backoff.sleep()
 
 
 def main() -> int:
