@@ -169,6 +169,11 @@ class Scheduler:
         waiting = [e for e in self.memory.jobs.values() if e.lane is None and e not in e.origin.running]
         return any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
 
+    def has_delayed(self, ids: Collection[int], now: float) -> bool:
+        """Whether one of these jobs waits for its time, in no lane: the clock has been set back since it was due."""
+        known = [entry for id in ids if (entry := self.memory.jobs.get(id)) is not None]
+        return any(entry.lane is None and entry.due is not None and entry.due > now for entry in known)
+
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
         lane.queued = lane.more = False

@@ -38,11 +38,12 @@ class Deposed(Exception):
 
 class _Concerned(NamedTuple):
     """What persons have changed: groups (origin, group), and jobs that they have ended. cleared: of these groups any
-    job may have ended."""
+    job may have ended. retried: these jobs are not to wait for their time any more."""
 
     groups: set[tuple[str, str]]
     ended: set[int]
     cleared: set[tuple[str, str]]
+    retried: set[int]
 
 
 class Standing:
@@ -143,12 +144,16 @@ class Standing:
             self._on_fenced(lost)
         self._end_gone(row["gone"], batches)
         if row["fence"] != self.fence:
-            concerned = _concerned(row["actions"], self.fence, row["fence"])
+            concerned, time = _concerned(row["actions"], self.fence, row["fence"]), now()
             self.fence = row["fence"]
             expired, self._workers.expired = self._workers.expired, []
             chosen = [entry for batch in batches for entry in batch.chosen]
-            self._put_back([*self._workers.unclaim(), *expired, *chosen], now())
-            if concerned is None or self._scheduler.has_parallel(concerned.cleared):
+            self._put_back([*self._workers.unclaim(), *expired, *chosen], time)
+            if (
+                concerned is None
+                or self._scheduler.has_parallel(concerned.cleared)
+                or self._scheduler.has_delayed(concerned.retried, time)
+            ):
                 self._scheduler.forget_waiting(*self._scheduler.origins.values())
                 self._on_changed(True)
             else:
@@ -183,4 +188,5 @@ def _concerned(actions: str | None, known: int, fence: int) -> _Concerned | None
         {(origin, group) for _, _, origin, group, _ in rows if group is not None},
         {job for _, action, _, _, job in rows if job is not None and action in _ENDING},
         {(origin, group) for _, action, origin, group, _ in rows if action == "clear group" and group is not None},
+        {job for _, action, _, _, job in rows if action == "retry now" and job is not None},
     )

@@ -1,11 +1,13 @@
 """A Postgres server whose clock was set back for a moment, and put right again."""
 
 import asyncio
+from typing import Literal
 
-from sidings import Job, Registry, Retry
+import pytest
+from sidings import Admin, Job, Registry, Retry
 from tenacity import wait_fixed
 
-from .support import Ride, enqueue, eventually, running, value
+from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
 
 
 async def test_a_group_that_backs_off_does_not_wait_for_what_the_clock_was_behind(database: str, caplog) -> None:
@@ -35,3 +37,27 @@ async def test_a_group_that_backs_off_does_not_wait_for_what_the_clock_was_behin
         executor.reader._sql = executor.reader._sql.replace("90 min", "10 min")
         await enqueue(database, ride, [Ride(transport="b", number=9)])
         await eventually(lambda: "was set back, by 4" in caplog.text)
+
+
+@pytest.mark.parametrize("policy", ["serial", "parallel"], ids=["no group", "policy parallel"])
+async def test_a_person_lets_a_job_run_now_that_was_due_by_the_clock_while_it_was_ahead(
+    database: str, admin: Admin, policy: Literal["serial", "parallel"]
+) -> None:
+    """It had its place, and waited in memory in no group's order, until it was due by the clock that is right."""
+    registry, ran = Registry(), list[int]()
+
+    @registry.job(name="ride", group=None if policy == "serial" else "transport", policy=policy)
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.payload.number)
+
+    async with running(database, registry) as executor:
+        async with connected(database) as connection, connection.transaction():
+            rides = [Ride(transport="a", number=number) for number in range(2)]
+            first, second = await ride.enqueue_many(connection, rides, origin=ORIGIN)
+            # As `promote.sql` leaves what is due: with a position.
+            await connection.execute("UPDATE sidings.job SET run_at = now() + interval '2 h'")
+        await eventually(lambda: executor.scheduler.knows(first) and executor.scheduler.knows(second))
+        assert await admin.retry_now(second) == "backing off"
+        await eventually(lambda: ran)
+        await eventually(lambda: executor.scheduler.knows(first))
+        assert ran == [1]

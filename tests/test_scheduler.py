@@ -461,6 +461,18 @@ def test_a_head_that_is_read_before_its_time_waits_for_it():
     assert rig.scheduler.next_due() is None
 
 
+def test_of_what_is_in_no_lane_only_what_is_not_due_yet_is_delayed():
+    """Else each retry of a delayed job would have everything read anew, if a read has brought that job already."""
+    rig = Rig()
+    rig.put(1, due=7.0, attempt=2)
+    rig.put(2, group=None, due=8.0)
+    rig.put(3, group=None, due=0.0)
+    rig.put(4, group=None)
+    assert rig.scheduler.has_delayed([1, 2, 3], 7.0)
+    assert not rig.scheduler.has_delayed([1, 3, 4, 5], 0.0)
+    assert not rig.scheduler.has_delayed([2], 8.0)
+
+
 def test_first_attempts_and_what_runs_again_take_turns():
     rig = Rig()
     rig.put([1, 2, 3], group=None, attempt=2)
