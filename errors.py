@@ -34,7 +34,8 @@
     ├── KafkaUnavailable          no broker answers; retried by every loop of ours
     ├── Fenced                    for handlers: a receiver has refused `job.fence`, as another executor has the origin
     ├── PublishError              a message of the outbox: `kafka/outbox/errors.py` draws its part of the tree
-    └── Discard, Snooze, and what `Retry.after` gives: a handler raises them, to say what becomes of its job
+    └── Discard, Snooze, and what `Retry.after` gives: a handler raises them, to say what becomes of its job; a decoder
+        raises Snooze, to have its message wait
 
 Where one of Python's or asyncpg's says it, that is raised: `RuntimeError` (a call that was not awaited), `TimeoutError`
 (a wait is over), `ValueError` and `TypeError` (what cannot be such a value), `asyncpg.InFailedSQLTransactionError`. The
@@ -154,7 +155,7 @@ class ConsumerError(SidingsError):
 
 
 class UndecodableMessage(ConsumerError):
-    """A message's value does not fit its model, or the decoder refused it.
+    """A message's value does not fit its model, or the decoder refused it, by any error but `Snooze`.
 
     The message is kept as a held job, or as a dead letter of a stateless consumer.
     """

@@ -48,7 +48,8 @@ class Discard(SidingsError):
 class Snooze(SidingsError):
     """``raise Snooze(seconds)`` in a handler runs the job again later, without counting a failure.
 
-    A serial job keeps its place, so its group waits as well.
+    A serial job keeps its place, so its group waits as well. In a decoder of messages: not now, as where the schema
+    registry is away; the message keeps its place, and is decoded again later.
 
     Args:
         seconds: From 0 to 366 days.

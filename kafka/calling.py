@@ -13,7 +13,17 @@ from ..jobs.context import Within, current_work, work_origin
 from ..jobs.outcome import legible, place_of
 from .message import Message
 
-__all__ = ["called_alone", "failure_of", "shown", "snoozed", "text_of", "told_of", "unusual", "working_on"]
+__all__ = [
+    "called_alone",
+    "failure_of",
+    "puts_off",
+    "shown",
+    "snoozed",
+    "text_of",
+    "told_of",
+    "unusual",
+    "working_on",
+]
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
@@ -61,6 +71,12 @@ def snoozed(snooze: Snooze) -> float | None:
         return Again(OutcomeName.SNOOZED, snooze.seconds).delay
     except Exception:  # noqa: BLE001 - whatever the author's class does when it is asked
         return None
+
+
+def puts_off(error: BaseException) -> bool:
+    """Whether what decodes a message says with it that it cannot do so now, as where it does not reach the schema
+    registry. All else that it raises is the message's own fault."""
+    return isinstance(error, Snooze) and snoozed(error) is not None
 
 
 @contextmanager

@@ -19,8 +19,10 @@ from aiokafka.errors import (
 )
 
 from ..errors import UndecodableMessage
+from ..jobs import Snooze
 from ..outage import Outage
 from ..waiting import set_within, unless_set
+from .calling import snoozed, text_of
 from .membership import UNREADABLE, AnyOf
 from .message import Record
 from .metrics import ConsumerMetrics
@@ -81,7 +83,8 @@ class FetchLoop(ABC):
     ) -> None:
         self.topic = subscription.topic
         self.turned_at = time.monotonic()  # a health check looks at it, and at these
-        self.outages: Sequence[Outage] = ()
+        self._put_off = Outage(log, f"{self.topic}: messages could not be decoded yet")
+        self.outages: Sequence[Outage] = (self._put_off,)
         self._subscription = subscription
         self._client = client
         self._partitions = partitions
@@ -128,7 +131,8 @@ class FetchLoop(ABC):
             await self._wait_for_change()
             return []
         if not any(partition.items for partition in ready):
-            await self._poll(self._whose_turn(ready), interrupted=any(p.state is State.ASIDE for p in mine))
+            due = [partition for partition in ready if partition.put_off <= time.monotonic()]
+            await self._poll(self._whose_turn(due), interrupted=any(p.state is State.ASIDE for p in mine))
         if self._roof.paused:
             return []
         items = [item for partition in ready if partition.state is State.READY for item in partition.items]
@@ -204,7 +208,7 @@ class FetchLoop(ABC):
                 self.displace([partition])
                 continue
             partition.end = position
-            partition.items.extend([self._item(partition, record) for record in records])
+            self._take(partition, records)
             partition.unreadable = None
             partition.careful = max(0, partition.careful - len(records))
         await self._pass_gaps(partition for partition in ready if partition.tp not in polled)
@@ -330,6 +334,23 @@ class FetchLoop(ABC):
     async def _position(self, tp: TopicPartition) -> int:
         # At hand, and not waited for, unless a rebalance is about to be announced.
         return await self._client.position(tp)
+
+    def _take(self, partition: Partition, records: Sequence[Record]) -> None:
+        """Decode them, up to one that its decoder puts off: from that on they are read again, when it is due."""
+        for record in records:
+            try:
+                partition.items.append(self._item(partition, record))
+            except Snooze as snooze:
+                self._put_off.failed(f"{partition.origin} offset {record.offset}: {text_of(snooze)}")
+                partition.put_off = time.monotonic() + max(snoozed(snooze) or 0.0, _POLL_SECONDS)
+                partition.end = record.offset
+                self._client.seek(partition.tp, record.offset)
+                return
+        partition.put_off = 0.0
+        if self._put_off.seconds() and not any(
+            p.put_off for p in self._partitions.values() if p.tp.topic == self.topic
+        ):
+            self._put_off.over()
 
     def _item(self, partition: Partition, record: Record) -> Item:
         subscription = self._subscription

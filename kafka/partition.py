@@ -80,6 +80,7 @@ class Partition:
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
     unreadable: what is to be told of what cannot be read; calls: offsets whose handlers run, of lists the first;
     deaf: those that go on after their timeout.
+    put_off: until then its next message is not decoded, as its decoder has asked for; 0: it has not;
     idle_at: when the client was last asked for more and had nothing of it; answered_at: when it was first seen then
     that Kafka had answered again, at `answered` by the client's clock, which somebody may set."""
 
@@ -103,6 +104,7 @@ class Partition:
         "origin",
         "outside",
         "placement",
+        "put_off",
         "reason",
         "since",
         "state",
@@ -130,6 +132,7 @@ class Partition:
         self.unreadable: str | None = None
         self.calls: set[int] = set()
         self.deaf: set[int] = set()
+        self.put_off = 0.0
         self.undone = False  # a transaction of it was not committed, or nobody knows; and none since
         self.idle_at = self.answered_at = self.since
         self.answered: int | None = None
@@ -180,7 +183,7 @@ class Partition:
             self.unreadable, self.undone = None, False
         self.next_offset = self.end = offset
         self.began = offset if self.began is None else min(self.began, offset)
-        self.beyond = None
+        self.beyond, self.put_off = None, 0.0
         self.items.clear()
         self.enter(State.READY)
 

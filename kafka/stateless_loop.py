@@ -48,7 +48,7 @@ class StatelessLoop(FetchLoop):
         self._mine = partitions
         self._concurrency = subscription.concurrency
         self._handling = handling
-        self.outages = (handling.outage,)
+        self.outages = *self.outages, handling.outage
         self._offsets = offsets
 
     @property

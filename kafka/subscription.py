@@ -13,7 +13,7 @@ from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry,
 from ..jobs.handlers import bare, check_listed, check_no_method, why_not_called
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from ..jobs.payloads import adapter_of
-from .calling import shown, told_of, working_on
+from .calling import puts_off, shown, told_of, working_on
 from .checks import check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
@@ -114,7 +114,7 @@ class Subscription(Generic[T]):
         """Called when the service starts. Raises `ConfigurationError` where a declaration is incomplete."""
 
     def decode(self, record: Record) -> Message[T]:
-        """Decode `record`. Raises `UndecodableMessage`."""
+        """Decode `record`. Raises `UndecodableMessage`, and the `Snooze` of who cannot do so now."""
         value: Any = record.value
         try:
             if self._decoder is not None:
@@ -126,6 +126,8 @@ class Subscription(Generic[T]):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a decoder may raise anything; whatever it is, the message is kept
+            if puts_off(error):
+                raise
             raise UndecodableMessage(told_of(error)) from error
         return _message(value, record)
 
@@ -165,7 +167,8 @@ class Subscription(Generic[T]):
     def id_of(self, record: Record, message: Message[T] | None) -> bytes | None:
         """What tells repeats of a message, where that is asked for; a message without an id is handled as it comes.
 
-        message: None where it cannot be decoded. Raises `UndecodableMessage` where a function of the author's fails.
+        message: None where it cannot be decoded. Raises `UndecodableMessage` where a function of the author's fails,
+        and its `Snooze`.
         """
         if not self.dedup:
             return None
@@ -181,6 +184,8 @@ class Subscription(Generic[T]):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                if puts_off(error):
+                    raise
                 raise UndecodableMessage(f"dedup= failed: {told_of(error)}") from error
         if found is None or found == b"" or found == "":
             if not self._missing_id:

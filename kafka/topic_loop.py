@@ -50,7 +50,7 @@ class TopicLoop(FetchLoop):
         self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
         self._backoff = Backoff()
         self._outage = Outage(log, f"{self.topic}: batches were not committed, or nobody knows")
-        self.outages = self._outage, self._siding.outage
+        self.outages = *self.outages, self._outage, self._siding.outage
 
     @property
     def in_flight(self) -> int:

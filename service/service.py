@@ -212,7 +212,8 @@ class Service:
             model: Of the JSON value. Default: X of the handler's ``Message[X]``. `bytes` leaves the value as it is.
             batch: The handler gets lists of up to so many messages, each list of one partition.
             decoder: A function that makes the value from the raw message, instead of JSON. The value of a raw message
-                is None for a tombstone.
+                is None for a tombstone. What it raises is final, but for `Snooze`: then the message is decoded again
+                later, and nothing of its partition passes it.
             retry: For a failing message before it is parked. Default: 5 attempts, 0.2 s to 1.8 s apart. With `isolate`,
                 for its job; default: for ever. A parked message is tried for ever, as jobs are by default.
             isolate: Store each message as a job of its key's group, and run the handler from there.
@@ -363,7 +364,8 @@ class Service:
 
         Args:
             model: Of a row; what pydantic can validate. Aliases say whether JSON is in camelCase.
-            decoder: Makes the value from the raw message, instead of JSON. None from it deletes the row.
+            decoder: Makes the value from the raw message, instead of JSON. None from it deletes the row. What it raises
+                makes a bad record, but for `Snooze`: then the record is read again later, and nothing before that.
             key: Of the directory: a field of the model, or a function of the value. None: the message key as text.
             active: The field whose ``false`` deletes a row, in snake_case or camelCase. None: only tombstones delete.
             storage: ``SQLite(path)``: in a file, so that a restart reads only what is new. None: in memory, read again

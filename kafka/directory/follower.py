@@ -12,8 +12,10 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from ...errors import DirectoryBehind
+from ...jobs import Snooze
 from ...outage import Outage
 from ...waiting import set_within, unless_set
+from ..calling import puts_off, snoozed, text_of
 from ..message import Record
 from ..settings import KafkaSettings
 from ..topic_ids import is_another
@@ -60,6 +62,7 @@ class Follower(Generic[T]):
         self.topic = topic
         self.progress = Progress()
         self._outage = Outage(log, f"directory {topic!r}: the connection to Kafka failed")
+        self._put_off = Outage(log, f"directory {topic!r}: records could not be decoded yet")
         self.faults = Faults(topic)
         self.stored = self.deleted = self.rebuilds = 0  # since the start
         self.contact = asyncio.Event()  # Kafka has answered once
@@ -110,6 +113,11 @@ class Follower(Generic[T]):
             while not self._stopping.is_set():
                 try:
                     await self._connect()
+                except Snooze as snooze:  # of a decoder: what was not applied is read again
+                    self.failure = self.trouble = f"a record cannot be decoded yet: {text_of(snooze)}"
+                    self._put_off.failed(text_of(snooze))
+                    self.failing_since = self.failing_since or time.monotonic()
+                    await set_within(self._stopping, max(snoozed(snooze) or 0.0, _POLL_SECONDS))
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                     self.failure = self.trouble = _why(error)
                     self._outage.failed(repr(error))
@@ -240,6 +248,7 @@ class Follower(Generic[T]):
                 if looked_at - connected_at > _STEADY_SECONDS:
                     self.failing_since, self._failures = None, 0
                     self._outage.over()
+                    self._put_off.over()
                 await self._take_up_new_partitions(reader)
                 if self._loading and self.progress.beyond_the_log:  # asked for, as a fetch may tell an older end
                     self._cuts += self.progress.lower_barrier(await reader.ends())
@@ -393,7 +402,9 @@ class Follower(Generic[T]):
             return self._rows.decode(record)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # as when it is read from Kafka
+        except BaseException as error:  # as when it is read from Kafka
+            if puts_off(error):
+                raise
             if (place := (record.partition, record.offset)) not in self._refused:
                 self._refused.add(place)
                 log.exception(

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from ...errors import ConfigurationError
 from ...jobs.payloads import adapter_of
-from ..calling import told_of
+from ..calling import puts_off, told_of
 from ..checks import check_function
 from ..message import Message, Record
 from ..subscription import Decoder
@@ -157,7 +157,8 @@ class Rows(Generic[T]):
         return repr((schema, forms, _name(self._key), _name(self._decoder), sorted(self._flags)))
 
     def read_all(self, records: Iterable[Record]) -> tuple[list[Change[T]], list[Unreadable]]:
-        """The changes that `records` make, in order, and the records that cannot be applied."""
+        """The changes that `records` make, in order, and the records that cannot be applied. Raises the `Snooze` of who
+        cannot decode one now."""
         changes: list[Change[T]] = []
         bad: list[Unreadable] = []
         add = changes.append
@@ -188,7 +189,9 @@ class Rows(Generic[T]):
                     add((row, row if key_of is None else _hashable(key_of(value)), value, record))
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001 - a decoder may raise anything; whatever it is, it is kept
+            except BaseException as error:  # a decoder may raise anything; whatever it is, it is kept
+                if puts_off(error):
+                    raise
                 bad.append((len(changes), self._row_or_none(record), _bad(record, error)))
         self._read += len(changes)
         return changes, bad

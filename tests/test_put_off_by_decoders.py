@@ -1,0 +1,272 @@
+"""A decoder that says "not now", as while its schema registry is away: nothing is put aside, and nothing is handled out
+of its key's order."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, field_validator
+from sidings import DirectoryNotReady, Message, Snooze, SQLite, Transaction
+
+from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
+from .directory_support import COMPACTED, Acquirer, a_directory, put, row
+from .support import SECONDS, eventually, value
+from .test_stateless import a_service as a_stateless_service
+from .test_stateless import committed, everything
+
+_TRIES = 3  # in vain, of a message
+
+
+class Away:
+    """What a decoder asks: away for the first tries of each number, or for as long as it is told to be."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.for_good = False
+        self.asked = Counter[object]()
+        self._seconds = seconds
+
+    def ask(self, what: object) -> None:
+        self.asked[what] += 1
+        if self.for_good or self.asked[what] <= _TRIES:
+            raise Snooze(self._seconds, "the registry is away")
+
+
+@pytest.mark.parametrize("what", ["decoder", "model", "dedup"])
+async def test_a_message_that_is_put_off_is_handled_in_its_place(effects, topic, sidings_kafka, what):
+    name = await topic(partitions=2)
+    service, away = a_service(effects, sidings_kafka), Away()
+
+    class Known(Number):
+        @field_validator("n")
+        @classmethod
+        def known(cls, n: int) -> int:
+            if what == "model" and n == 1:
+                away.ask(n)
+            return n
+
+    def decode(message: Message[bytes]) -> Number:
+        number = Number.model_validate_json(message.value)
+        if what == "decoder" and number.n == 1:
+            away.ask(number.n)
+        return number
+
+    def id_of(message: Message[Number]) -> str:
+        if what == "dedup" and message.value.n == 1:
+            away.ask(message.value.n)
+        return str(message.value.n)
+
+    declared: dict[str, Any] = {"model": Known} if what == "model" else {"decoder": decode}
+
+    @service.consumer(name, dedup=id_of, **declared)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(4))
+    await produce(sidings_kafka, name, range(4, 6), partition=1)
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 6)
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 6
+    assert away.asked[1] > _TRIES
+    assert await numbers(effects, "partition = 0") == [0, 1, 2, 3]
+    assert await numbers(effects, "partition = 1") == [4, 5]
+
+
+async def test_a_stateless_message_that_is_put_off_is_handled_in_its_place(topic, sidings_kafka):
+    name, dead = await topic("positions"), await topic("dead")
+    service, away, handled = a_stateless_service(sidings_kafka), Away(), list[int]()
+
+    def decode(message: Message[bytes]) -> Number:
+        number = Number.model_validate_json(message.value)
+        if number.n == 1:
+            away.ask(number.n)
+        return number
+
+    @service.consumer(name, stateless=True, decoder=decode, concurrency=4, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        handled.append(message.value.n)
+
+    await produce(sidings_kafka, name, range(4))
+    async with service:
+        await eventually(lambda: len(handled) == 4)
+    assert handled == [0, 1, 2, 3]
+    assert away.asked[1] > _TRIES
+    assert await committed(sidings_kafka, name) == 4
+    assert await everything(sidings_kafka, dead) == []
+
+
+async def test_health_tells_of_a_message_that_is_put_off_for_long_and_no_other_partition_waits_for_it(
+    effects, topic, sidings_kafka, monkeypatch, caplog
+):
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.3)
+    name, other = await topic("unknown", partitions=2), await topic("known")
+    service, away = a_service(effects, sidings_kafka), Away()
+    away.for_good = True
+
+    def decode(message: Message[bytes]) -> Number:
+        number = Number.model_validate_json(message.value)
+        if number.n == 1:
+            away.ask(number.n)
+        return number
+
+    @service.consumer(name, decoder=decode)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+
+    service.consumer(other, model=Number)(record)
+    await produce(sidings_kafka, name, range(2))
+    told = f"{name}/0 offset 1: the registry is away"
+    async with service:
+        await eventually(lambda: any(told in problem for problem in service.problems()), service.problems)
+        await produce(sidings_kafka, name, [2], partition=1)
+        await eventually(offset_reaches(effects, name, 1, partition=1))
+        await produce(sidings_kafka, other, [3])
+        await eventually(offset_reaches(effects, other, 1))
+        assert await value(effects, "SELECT count(*) FROM sidings.job") == 0
+        assert await numbers(effects) == [0, 2, 3]
+        away.for_good = False
+        await eventually(offset_reaches(effects, name, 2))
+        assert not any(told in problem for problem in service.problems())
+    lines = [line for line in caplog.messages if "could not be decoded yet" in line]
+    assert told in lines[0]
+    assert "and works again" in lines[-1]
+    assert len(lines) - 1 < away.asked[1], "a line for each try"
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_a_consumer_whose_message_is_put_off_for_long_stops_at_once(effects, topic, sidings_kafka, stateless):
+    name = await topic()
+    service = a_stateless_service(sidings_kafka) if stateless else a_service(effects, sidings_kafka)
+    away, handled = Away(3_600.0), list[int]()
+
+    def decode(message: Message[bytes]) -> Number:
+        number = Number.model_validate_json(message.value)
+        if number.n:
+            away.ask(number.n)
+        return number
+
+    if stateless:
+
+        @service.consumer(name, decoder=decode, stateless=True, dead_letter=f"{name}.dlq")
+        async def _(message: Message[Number]) -> None:
+            handled.append(message.value.n)
+    else:
+
+        @service.consumer(name, decoder=decode)
+        async def _(message: Message[Number], tx: Transaction) -> None:
+            handled.append(message.value.n)
+
+    await produce(sidings_kafka, name, range(2))
+    async with asyncio.timeout(SECONDS), service:
+        await eventually(lambda: away.asked and handled)
+    assert handled == [0]
+
+
+async def test_a_stored_message_that_is_put_off_keeps_its_place_too(effects, topic, sidings_kafka):
+    """With `isolate=True` it is decoded a second time, by the job that it has become."""
+    name = await topic()
+    service, calls = a_service(effects, sidings_kafka), Counter[int]()
+
+    def decode(message: Message[bytes]) -> Number:
+        number = Number.model_validate_json(message.value)
+        calls[number.n] += 1
+        if number.n == 0 and 1 < calls[0] < 4:
+            raise Snooze(0, "the registry is away")
+        return number
+
+    @service.consumer(name, decoder=decode, isolate=True)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(2))
+    async with service:
+
+        async def done() -> bool:
+            return len(await numbers(effects)) == 2
+
+        await eventually(done)
+    assert await numbers(effects) == [0, 1]
+    assert calls[0] >= 4
+
+
+# -- directories ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["decoder", "model"])
+async def test_a_directory_is_not_ready_before_what_was_put_off_is_there(topic, sidings_kafka, what):
+    name, away = await topic(config=COMPACTED), Away()
+    await put(sidings_kafka, name, {"T1": row("T1"), "T2": row("T2")})
+    await put(sidings_kafka, name, {"T1": row("T1", "b")})
+
+    class Known(Acquirer):
+        @field_validator("terminal_id")
+        @classmethod
+        def known(cls, id: str) -> str:
+            if id == "T2":
+                away.ask(id)
+            return id
+
+    def decode(message: Message[bytes]) -> BaseModel:
+        return Known.model_validate_json(message.value)
+
+    declared: dict[str, Any] = {"model": Known} if what == "model" else {"decoder": decode}
+    async with a_directory(name, sidings_kafka, **declared) as terminals:
+        assert {key: found.acquirer_id for key, found in terminals.items()} == {"T1": "b", "T2": "a"}
+        assert terminals.errors() == []
+    assert away.asked["T2"] > _TRIES
+
+
+async def test_a_directory_whose_decoder_can_decode_nothing_says_so(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 0.3)
+    name, away = await topic(config=COMPACTED), Away()
+    away.for_good = True
+    await put(sidings_kafka, name, {"T1": row("T1")})
+
+    def decode(message: Message[bytes]) -> Acquirer:
+        away.ask(message.key)
+        return Acquirer.model_validate_json(message.value)
+
+    with pytest.raises(DirectoryNotReady):
+        await asyncio.wait_for(a_directory(name, sidings_kafka, decoder=decode, load_seconds=0.5).run(), SECONDS)
+    terminals = a_directory(name, sidings_kafka, decoder=decode)
+    running = asyncio.create_task(terminals.run())
+    told = "a record cannot be decoded yet: the registry is away"
+    await eventually(lambda: any(told in problem for problem in terminals.problems()), terminals.problems)
+    assert not terminals.ready
+    away.for_good = False
+    await terminals.wait_ready(SECONDS)
+    assert "T1" in terminals
+    terminals.stop()
+    await asyncio.wait_for(running, SECONDS)
+
+
+async def test_a_directory_that_waits_for_its_decoder_stops_at_once(topic, sidings_kafka):
+    name, away = await topic(config=COMPACTED), Away(3_600.0)
+    await put(sidings_kafka, name, {"T1": row("T1")})
+    terminals = a_directory(name, sidings_kafka, decoder=lambda message: away.ask(message.key))
+    running = asyncio.create_task(terminals.run())
+    await eventually(lambda: "the registry is away" in "".join(terminals.not_ready()), terminals.not_ready)
+    terminals.stop()
+    await asyncio.wait_for(running, SECONDS)
+    assert not terminals.ready
+
+
+async def test_who_reads_a_row_of_a_file_that_cannot_be_decoded_now_is_told(topic, sidings_kafka, tmp_path: Path):
+    """A file keeps the messages: a restart may have a registry away, though all of them were decoded once."""
+    name, path, away = await topic(config=COMPACTED), tmp_path / "terminals.db", Away()
+    away.asked["read"] = _TRIES
+    await put(sidings_kafka, name, {"T1": row("T1")})
+
+    def decode(message: Message[bytes]) -> Acquirer:
+        away.ask("read")
+        return Acquirer.model_validate_json(message.value)
+
+    async with a_directory(name, sidings_kafka, decoder=decode, storage=SQLite(path)):
+        pass
+    away.for_good = True
+    async with a_directory(name, sidings_kafka, decoder=decode, storage=SQLite(path)) as terminals:
+        with pytest.raises(Snooze):
+            terminals.get("T1")
+        away.for_good = False
+        assert terminals["T1"].acquirer_id == "a"
