@@ -137,11 +137,14 @@ async def test_what_a_trigger_of_the_users_makes_of_a_row_comes_last(directory: 
     assert (await acquirers(directory))[-1] == ("t1", "B")
 
 
-async def test_a_successor_that_a_trigger_of_the_users_makes_comes_last(directory: asyncpg.Connection):
+@pytest.mark.parametrize("caught", ["", "EXCEPTION WHEN unique_violation THEN RETURN NULL;"])
+async def test_a_successor_that_a_trigger_of_the_users_makes_comes_last(directory: asyncpg.Connection, caught: str):
+    """Also where it makes it in a subtransaction, as it does to catch errors."""
     await directory.execute(
-        """CREATE FUNCTION succeed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        f"""CREATE FUNCTION succeed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES (NEW.terminal_id, 'new');
                RETURN NULL;
+               {caught}
            END $$;
            CREATE TRIGGER succeed AFTER UPDATE ON terminal_acquirer FOR EACH ROW WHEN (NOT NEW.is_active)
            EXECUTE FUNCTION succeed()"""
@@ -1012,6 +1015,20 @@ async def test_a_row_that_only_an_old_snapshot_shows_is_not_published(
         if not keep:
             await other.execute("UPDATE terminal_acquirer SET is_active = false WHERE acquirer_id = 'new'")
     assert await acquirers(directory) == [("t1", None), ("t1", "new"), *([] if keep else [("t1", None)])]
+
+
+async def test_a_row_of_another_transaction_that_began_later_is_not_published_as_the_writers_own(
+    database: str, directory: asyncpg.Connection
+):
+    """A lock gives an id before the snapshot is taken: what others have written until then has higher ones."""
+    await directory.execute("CREATE TABLE other ()")
+    async with connected(database) as other, other.transaction(isolation="repeatable_read"):
+        await other.execute("LOCK TABLE other")
+        await insert(directory, ("t1", "old"))
+        await other.execute("SELECT FROM terminal_acquirer")
+        await directory.execute(OFF + "'t1'")
+        await insert(other, ("t1", "new"))
+    assert await acquirers(directory) == [("t1", "old"), ("t1", None), ("t1", "new")]
 
 
 async def begun(db: asyncpg.Connection, level: Any) -> Any:
