@@ -1,6 +1,7 @@
 -- What the role at work owns of the schema $1, of the names $2 and the days of history and ids, though another role owns the schema's
 -- tables: as commands that give it to that one, if they may. Sequences of columns and indexes go with their table, arrays with their
--- type. SECURITY DEFINER, only what was made just now: else somebody has decided with whose rights it runs.
+-- type. SECURITY DEFINER, only what was made just now: else somebody has decided with whose rights it runs. That is what one of our
+-- own ids has made, each of which we have locked. age(xmin) <= 0 holds for what is 2^31 transactions old as well.
 WITH its AS (
     SELECT c.relnamespace AS schema, c.relowner AS owner FROM pg_class c WHERE c.oid = to_regclass($1 || '.migration')
 ), ours (kind, name) AS (
@@ -16,7 +17,7 @@ WITH its AS (
     UNION ALL
     SELECT 'ROUTINE', p.oid::regprocedure::text FROM its, pg_proc p
     WHERE p.pronamespace = its.schema AND p.proowner = quote_ident(current_user)::regrole AND p.proname::text = ANY ($2::text[])
-      AND (NOT p.prosecdef OR age(p.xmin) <= 0)
+      AND (NOT p.prosecdef OR p.xmin IN (SELECT l.transactionid FROM pg_locks l WHERE l.pid = pg_backend_pid()))
 )
 SELECT format('ALTER %s %s OWNER TO %I', o.kind, o.name, pg_get_userbyid(its.owner)) FROM its, ours o
 WHERE its.owner <> quote_ident(current_user)::regrole

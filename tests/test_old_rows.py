@@ -11,8 +11,9 @@ from sidings.devstack.process import clean_environment
 from sidings.schema import migrate
 
 from .guide import block
-from .support import connected, value
+from .support import connected, fetch, value
 from .test_directory_tables import OFF, SET_UP, acquirers, insert
+from .test_schema import OTHERS
 
 SETTINGS = {"fsync": "off", "autovacuum_freeze_max_age": "2000000000"}
 STEP = 1100 << 20  # ids; twice as many are more than 2^31, and once is what a server lets its oldest rows be behind
@@ -57,3 +58,14 @@ async def test_an_old_row_that_only_an_old_snapshot_shows_is_not_published(own_p
             async with other.transaction():  # with an id of its own
                 await insert(other, ("t2", "new"))
         assert await acquirers(db) == [("t1", None), ("t2", None), ("t1", "new"), ("t2", "new")]
+
+
+async def test_an_old_function_that_runs_with_the_rights_of_its_owner_stays_his(own_postgres: OwnPostgres):
+    server = own_postgres(SETTINGS)
+    async with connected(server.dsn) as admin:
+        await admin.execute("CREATE ROLE owner LOGIN PASSWORD 'x'; GRANT CREATE ON DATABASE postgres TO owner")
+        await migrate(f"postgresql://owner:x@{server.dsn.rpartition('@')[2]}", service="test")
+        await admin.execute("ALTER FUNCTION sidings.directory_publish OWNER TO postgres")
+    await grow_old(server)
+    assert await migrate(server.dsn, service="test") == []
+    assert [row["name"] for row in await fetch(server.dsn, OTHERS, "owner")] == ["sidings.directory_publish()"]
