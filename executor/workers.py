@@ -77,10 +77,10 @@ class Workers:
         self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")
 
     async def watch(self) -> None:
-        """Return never; raise if a worker ends although nobody asked it to: its jobs would wait for ever."""
-        tasks = [worker.task for worker in self.all if worker.task is not None]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        raise RuntimeError(f"a worker has ended: {next(iter(done))!r}")
+        """Return never; raise if a worker ends although nobody asked it to, since its jobs would wait for ever, or what
+        enforces the timeouts."""
+        done, _ = await asyncio.wait(self._tasks(), return_when=asyncio.FIRST_COMPLETED)
+        raise RuntimeError(f"a task that runs handlers, or times them out, has ended: {next(iter(done))!r}")
 
     def end(self) -> None:
         """Cancel everything: the executor has come to its end. No cancellation is taken for a handler's own any more,

@@ -109,13 +109,16 @@ async def test_an_executor_whose_loops_have_been_cancelled_from_outside_stops_at
     assert executor.problems()[0] == "the executor does not run"
 
 
-async def test_an_executor_of_which_somebody_has_cancelled_one_loop_ends(database: str):
-    """As code that cancels tasks which are not its own. Delayed jobs were promoted no more, and all seemed well."""
+@pytest.mark.parametrize("name", ["sidings Promoter.run", "sidings timeouts"])
+async def test_an_executor_of_which_somebody_has_cancelled_one_loop_ends(database: str, name: str):
+    """As code that cancels tasks which are not its own. Delayed jobs were promoted no more, or no handler was cancelled
+    at its timeout, and all seemed well."""
     async with running(database, Registry()) as executor:
-        [loop] = [task for task in asyncio.all_tasks() if task.get_name() == "sidings Promoter.run"]
+        [loop] = [task for task in asyncio.all_tasks() if task.get_name() == name]
         loop.cancel()
-        with pytest.raises(ExceptionGroup):
+        with pytest.raises(ExceptionGroup) as ended:
             await asyncio.wait_for(executor.wait(), 20)
+        assert any(name in str(error) for error in ended.value.exceptions)
         assert executor.problems() == ["the executor does not run"]
 
 
