@@ -274,7 +274,9 @@ class Executor:
     async def wait(self) -> None:
         """Return when the executor has been stopped; raise what ended it otherwise."""
         if self._main is not None:
-            await asyncio.gather(self._main, return_exceptions=False)
+            await asyncio.wait([self._main])  # who waits no longer does not end it
+            if not self._main.cancelled():
+                self._main.result()
 
     def cancel_all(self) -> None:
         """Cancel every running handler now; their jobs run again. The firm part of a stop."""

@@ -122,6 +122,26 @@ async def test_an_executor_of_which_somebody_has_cancelled_one_loop_ends(databas
         assert executor.problems() == ["the executor does not run"]
 
 
+async def test_who_waits_no_longer_for_an_executor_leaves_it_running_and_a_stop_lets_others_return(database: str):
+    """It ended with the first that gave up waiting for it; who still waited at a stop was cancelled."""
+    registry, ran = Registry(), asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        ran.set()
+
+    async with running(database, registry) as executor:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(executor.wait(), 0.05)
+        await enqueue(database, ride, [Ride()])
+        await asyncio.wait_for(ran.wait(), SECONDS)
+        waiting = asyncio.create_task(executor.wait())
+        await asyncio.sleep(0)
+        await executor.stop()
+        await waiting
+        await executor.wait()
+
+
 async def test_a_stop_while_the_row_of_the_executor_is_found_to_be_gone_ends(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
