@@ -163,14 +163,18 @@ async def _opened(settings: PostgresSettings, registry: Registry, poison_after: 
         await drainer.begin()
         yield drainer
     finally:
-        ending = asyncio.create_task(drainer.end())
-        try:
-            await asyncio.shield(ending)
-        finally:  # a cancellation may come just then
+        ending, cut_off = asyncio.create_task(drainer.end()), None
+        while not ending.done():
             try:
-                await ending
-            finally:
-                await connection.close(timeout=settings.call_seconds)
+                await asyncio.wait([ending])
+            except asyncio.CancelledError as error:  # a scope of anyio's cancels at each turn of the loop
+                cut_off = error
+        try:
+            await connection.close(timeout=settings.call_seconds)
+        finally:
+            ending.result()
+        if cut_off is not None:
+            raise cut_off
 
 
 class _Drainer:
