@@ -27,7 +27,7 @@ from aiokafka.errors import (
 )
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 
-from ..waiting import unless_set
+from ..waiting import done_unless_set, unless_set
 from .assignor import Assignor
 from .brokers import go_around_hanging_brokers, throttling, unreached
 from .settings import KafkaSettings
@@ -96,6 +96,7 @@ _CLOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _LOST_SECONDS = 60.0  # without any of the brokers that a client knows
+_closing: set[asyncio.Task[None]] = set()  # an event loop itself does not keep its tasks
 _NOTHING = TopicPartition("", 0)  # to be polled for: no records come of it
 # Never leave the group for want of polls: while Postgres is away nothing is polled, and no other member could do
 # better. A consumer that hangs is the health check's business.
@@ -216,20 +217,34 @@ async def watch(client: AIOKafkaConsumer, contact: Contact) -> NoReturn:
 
 
 async def close(client: AIOKafkaConsumer) -> None:
-    """Leave the group and close the connections; what fails is only logged."""
+    """Leave the group and close the connections; what fails is only logged. Where this is cancelled no answer is waited
+    for, and where it is again, as by a scope of anyio's at each turn of the loop, what is left ends by itself."""
+    hurry = asyncio.Event()
+    closing = asyncio.create_task(_close(client, hurry), name="sidings closing a Kafka client")
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
+    try:
+        await asyncio.wait([closing])
+    except asyncio.CancelledError:
+        hurry.set()
+        await asyncio.wait([closing])
+        raise
+    if not closing.cancelled():
+        closing.result()
+
+
+async def _close(client: AIOKafkaConsumer, hurry: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
-            await client.stop()
+            if await done_unless_set(hurry, client.stop()):
+                return
     except Exception as error:  # noqa: BLE001 - also what has ended one of its tasks
         log.warning("the Kafka client was not closed in good order: %r", error)
-        await _end(client)
     except asyncio.CancelledError:
-        # Not always for us: aiokafka 0.14 cancels its fetches and awaits them, and one that waits to be tried again,
-        # as is usual where Kafka is away, comes out as cancelled.
-        await _end(client)
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
+        # Hardly for us: aiokafka 0.14 cancels its fetches and awaits them, and one that waits to be tried again, as is
+        # usual where Kafka is away, comes out as cancelled.
+        pass
+    await _end(client)
 
 
 async def _end(client: AIOKafkaConsumer) -> None:

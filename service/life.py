@@ -354,9 +354,11 @@ def _tell_idle(executor: KafkaExecutor) -> None:
 async def _end_directories(following: Sequence[tuple[Directory[Any], asyncio.Task[None]]]) -> None:
     for directory, _ in following:
         directory.stop()
-    await asyncio.wait([task for _, task in following], timeout=_LEAVE_SECONDS)
-    for _, task in following:
-        task.cancel()
+    try:
+        await asyncio.wait([task for _, task in following], timeout=_LEAVE_SECONDS)
+    finally:
+        for _, task in following:
+            task.cancel()
 
 
 async def _leave_group(consumer: Consumer, consuming: asyncio.Task[None]) -> None:

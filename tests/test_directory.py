@@ -1,6 +1,7 @@
 """Directories against a real Kafka: ready means all of it, whatever the log looks like; then always current."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from prometheus_client import CollectorRegistry
 from sidings import Changed, ConfigurationError, Directory, DirectoryBehind, DirectoryNotReady
 from sidings.devstack.topics import create_topic
-from sidings.kafka.directory import follower
+from sidings.kafka.directory import SQLite, follower
 from sidings.kafka.directory.reader import Reader
 
 from .consumer_support import add_partitions, administering, producing
@@ -239,6 +240,31 @@ async def test_it_stops_while_it_waits_for_news(topic, sidings_kafka, monkeypatc
     name = await topic("terminals", config=COMPACTED)
     async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka):
         await asyncio.sleep(0.1)  # it is loaded, so it waits
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["at its end", "at its start"])
+async def test_nothing_of_a_directory_stays_when_it_is_cancelled_again_and_again(
+    topic, sidings_kafka, tmp_path, ready: bool
+):
+    """As anyio's cancel scopes do. Its client stayed, and its file was in use for as long as the process lived."""
+    name, path = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    tasks, store = asyncio.all_tasks(), SQLite[Any](path)
+    terminals = a_directory(name if ready else f"{name}-missing", sidings_kafka, storage=store)
+    entering = asyncio.create_task(terminals.__aenter__())
+    await eventually(lambda: terminals._follower.contact.is_set())
+    leaving = entering
+    if ready:
+        await entering
+        leaving = asyncio.create_task(terminals.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+    while not leaving.done():
+        leaving.cancel()
+        await asyncio.sleep(0)
+    assert leaving.cancelled()
+    await eventually(lambda: asyncio.all_tasks() == tasks, asyncio.all_tasks)
+    await eventually(lambda: not [thread for thread in threading.enumerate() if name in thread.name])
+    async with a_directory(name, sidings_kafka, storage=SQLite[Any](path)):
+        pass
 
 
 async def test_wait_until_says_what_is_missing(topic, sidings_kafka):

@@ -24,6 +24,8 @@ from sidings import (
 )
 from sidings.devstack.topics import create_topic
 from sidings.kafka import Consumer, KafkaExecutor
+from sidings.kafka.directory import Memory
+from sidings.kafka.directory.storage import Kept, Plan
 
 from .directory_support import COMPACTED, Acquirer, put, quick, row
 from .support import SECONDS, Ride, enqueue, eventually
@@ -273,3 +275,33 @@ def test_wrong_declarations_are_refused():
             service.directory("terminals", model=Acquirer)
 
     asyncio.run(twice())
+
+
+class StuckStore(Memory[Any]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = asyncio.Event()
+
+    async def open(self, plan: Plan[Any]) -> Kept:
+        self.entered.set()
+        await asyncio.Event().wait()
+        return await super().open(plan)
+
+
+async def test_a_directory_ends_with_its_service_although_the_stop_is_cancelled_again_and_again():
+    """As anyio's cancel scopes do. One whose store hangs went on for as long as the process lived."""
+    tasks, store, service = asyncio.all_tasks(), StuckStore(), a_service("127.0.0.1:1")
+    service.directory("terminals", model=Acquirer, storage=store)
+
+    async def live() -> None:
+        async with service:
+            await asyncio.Event().wait()
+
+    living = asyncio.create_task(live())
+    await asyncio.wait_for(store.entered.wait(), SECONDS)
+    await eventually(lambda: service._life.running)
+    while not living.done():
+        living.cancel()
+        await asyncio.sleep(0)
+    assert living.cancelled()
+    await eventually(lambda: asyncio.all_tasks() == tasks, asyncio.all_tasks)

@@ -497,6 +497,27 @@ async def test_a_file_has_one_user(tmp_path: Path):
     await second.close()
 
 
+async def test_a_file_is_closed_although_the_closing_is_cancelled(tmp_path: Path):
+    """What its thread had not begun was withdrawn, and the file stayed in use for as long as the process lived."""
+    path, rows, applied = tmp_path / "terminals.db", rows_by(), threading.Event()
+    storage = SQLite[Any](path)
+    await begin(storage, rows)
+    assert storage._thread is not None
+    storage._thread.submit(applied.wait, SECONDS)  # as a batch that is under way
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    with pytest.raises(StorageError, match="in use"):
+        await storage.open(plan_of(rows))
+    applied.set()
+    await eventually(lambda: not [thread for thread in threading.enumerate() if "directory-terminals" in thread.name])
+    for again in (SQLite[Any](path), storage):
+        await again.open(plan_of(rows))
+        await again.close()
+
+
 async def test_a_link_to_a_file_is_that_file(tmp_path: Path):
     """Two processes that came to it by two names shared it, each with a lock of its own."""
     path, link = tmp_path / "volume" / "terminals.db", tmp_path / "link.db"

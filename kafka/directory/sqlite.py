@@ -95,7 +95,7 @@ class SQLite(Generic[T]):
         Raises:
             StorageError: The file cannot be used; the message says why.
         """
-        if self._thread is not None:
+        if self._thread is not None or self._lock is not None:  # the latter after a `close` that was cancelled
             raise self._in_use()
         self._plan = plan
         self._damage = None  # was that of a file which is put aside now
@@ -131,12 +131,14 @@ class SQLite(Generic[T]):
             await self._work(lambda: self._apply(batch))
 
     async def close(self) -> None:
-        """Close the file."""
+        """Close the file; where this is cancelled, the thread does so all the same."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
-        await asyncio.get_running_loop().run_in_executor(thread, self._close)
-        thread.shutdown()
+        closing = asyncio.wrap_future(thread.submit(self._close))
+        thread.shutdown(wait=False)
+        await asyncio.wait([closing])  # cancelled, it withdraws nothing
+        closing.result()
 
     # -- the port: what reads ---------------------------------------------------------------------------------------
 
