@@ -134,12 +134,19 @@ def odd_history() -> list[Attempt]:
         Attempt(90_007, 1, "retried", after(10), after(12), after(11), None, nasty, "t 0 t", "0", "fp1"),
         # A later job whose error is not the latest.
         Attempt(90_013, 1, "discarded", after(90), after(92), after(91), None, "type 1", "t/1", None, "fp1"),
-        # A head that is held until a person lets it go on.
+        # A head that is held, at its place, until a person has it retried.
         Attempt(90_014, 1, "held", after(400), after(402), after(401), None, "type 1", "t/1", "held", "fp2"),
-        Attempt(90_014, 2, "succeeded", after(400), after(462), after(461), after(460), "type 1", "t/1", "held"),
+        Attempt(90_014, 2, "succeeded", after(400), after(462), after(461), None, "type 1", "t/1", "held"),
         Attempt(90_015, 1, "succeeded", after(410), after(471), after(470), None, "type 1", "t/1", "held"),
         # Meanwhile one is cancelled before it is due.
         Attempt(90_016, 1, "cancelled", after(403), after(420), None, after(440), "type 1", "t/1", "held"),
+        # One that had left the order, and is released behind one that fails; another waits behind nobody.
+        Attempt(90_025, 1, "held", after(1_300), after(1_302), after(1_301), None, "type 1", "t/1", "two", "fp2"),
+        Attempt(90_026, 1, "retried", after(1_300), after(1_304), after(1_303), None, "type 1", "t/1", "two", "fp2"),
+        Attempt(90_025, 2, "succeeded", after(1_300), after(1_342), after(1_341), after(1_310), "type 1", "t/1", "two"),
+        Attempt(90_026, 2, "succeeded", after(1_300), after(1_340), after(1_330), after(1_305), "type 1", "t/1", "two"),
+        Attempt(90_027, 1, "held", after(1_400), after(1_402), after(1_401), None, "type 1", "t/1", "one", "fp2"),
+        Attempt(90_027, 2, "succeeded", after(1_400), after(1_442), after(1_441), after(1_430), "type 1", "t/1", "one"),
         # Who waits became ready in the minute before the stop.
         Attempt(90_017, 1, "retried", after(590), after(605), after(591), None, "type 1", "t/1", "edge", "fp2"),
         Attempt(90_017, 2, "succeeded", after(590), after(615), after(610), after(608), "type 1", "t/1", "edge"),
@@ -190,11 +197,14 @@ def stops(rows: list[Attempt]) -> list[Stop]:
         jobs: dict[int, list[Attempt]] = defaultdict(list)
         for row in sorted(members, key=lambda r: r.attempt):
             jobs[row.job].append(row)
-        waits = [(r.job, r.ready, max(r.started or r.finished, r.ready)) for r in members if r.attempt == 1]
+        pairs = [pair for attempts in jobs.values() for pair in itertools.pairwise(attempts)]
+        released = [two for one, two in pairs if one.outcome == "held" and two.ready >= one.finished]
+        waiting = [*(r for r in members if r.attempt == 1), *released]
+        waits = [(r.job, r.ready, max(r.started or r.finished, r.ready)) for r in waiting]
         for job, attempts in jobs.items():
             for one, following in itertools.pairwise(attempts):
                 begin, end = one.finished, max(one.finished, following.finished)
-                if one.outcome not in ("retried", "held", "lost"):
+                if one.outcome not in ("retried", "held", "lost") or following in released:
                     continue
                 if any(r.job != job and r.started and begin <= r.started < end for r in members):
                     continue

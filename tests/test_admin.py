@@ -129,11 +129,13 @@ async def test_what_waits_runs_or_is_held_is_not_retried(database: str, admin: A
 async def test_a_released_job_goes_to_the_end_of_the_order_with_a_clean_slate(database: str, admin: Admin):
     id = await a_job(database, "held")
     later = await a_job(database)
+    before = await value(database, "SELECT clock_timestamp()")
     await admin.release(id, reason="mended")
     job, behind = await the_job(database, id), await the_job(database, later)
     assert job is not None
     assert behind is not None
-    assert (job["held"], job["failures"], job["losses"], job["run_at"]) == (None, 0, 0, None)
+    assert (job["held"], job["failures"], job["losses"]) == (None, 0, 0)
+    assert before < job["run_at"] < await value(database, "SELECT clock_timestamp()")  # from then on it waits
     assert job["first_started_at"] is None  # its policy's time begins anew, too
     assert job["position"] > behind["position"]
     assert int(job["txid"]) > int(behind["txid"])
@@ -294,7 +296,8 @@ async def test_many_jobs_interrupt_their_holder_once(database: str, admin: Admin
 async def test_many_jobs_are_released_in_the_order_in_which_they_are_named(database: str, admin: Admin):
     ids = await some_jobs(database, 5, "held")
     named = [ids[n] for n in (3, 0, 4, 1, 2)]
-    stored = "SELECT id, txid::text::bigint AS txid FROM sidings.job ORDER BY position"
+    stored = "SELECT id, txid::text::bigint AS txid, run_at FROM sidings.job ORDER BY position"
+    begin = await value(database, "SELECT clock_timestamp()")
     before = {row["txid"] for row in await fetch(database, stored)}
     assert [done.job_id async for done in admin.each("release", [*named, ids[3]])] == named
     rows = await fetch(database, stored)
@@ -302,6 +305,7 @@ async def test_many_jobs_are_released_in_the_order_in_which_they_are_named(datab
     assert before.isdisjoint(
         {row["txid"] for row in rows}
     )  # or a read that has passed their places would not look there
+    assert all(begin < row["run_at"] for row in rows), "they are due from then on"
     assert [action.target["job"] for action in reversed(await admin.audit())] == named
 
 

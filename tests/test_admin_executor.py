@@ -439,6 +439,8 @@ async def test_a_held_job_runs_once_it_is_released(database: str, admin: Admin, 
         await admin.release(id)
         await drained(database)
     assert trips.started == [7]
+    held, ran = await history(database)
+    assert held["finished_at"] < ran["due_at"] <= ran["started_at"], "it has not waited while it was held"
 
 
 async def test_a_discarded_job_is_requeued_and_runs(database: str, admin: Admin):

@@ -1,6 +1,7 @@
 """Groups whose head is held, or was lost, when an analysis' window ends."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -50,3 +51,29 @@ def test_what_was_lost_of_a_type_without_history_is_not_told_as_failing(spark: S
     with reading(spark, window, postgres=database) as attempts:
         found = blocked.still_failing(attempts, window).collect()
     assert [(row.type, row.job_id) for row in found] == [("with", 1)]
+
+
+@pytest.mark.long
+def test_jobs_that_are_released_wait_like_others(spark: SparkSession, database: str):
+    """A group whose held jobs were all released stood still behind the first of them, and was in no figure."""
+    at = [DAY + timedelta(seconds=n) for n in range(20_000)]
+
+    def row(job: int, attempt: int, outcome: str, ready: int, started: int, ended: int) -> Attempt:
+        error = "fp0" if outcome in ("held", "retried") else None
+        due = at[ready] if attempt > 1 else None
+        return Attempt(job, attempt, outcome, at[job], at[ended], at[started], due, "a", "t/0", "g", error)
+
+    rows = [
+        *(row(job, 1, "held", job, 10 * job, 10 * job + 5) for job in range(1, 5)),
+        row(1, 2, "retried", 3_600, 3_604, 3_610),
+        row(1, 3, "succeeded", 7_200, 10_810, 10_820),
+        *(row(job, 2, "succeeded", 3_600, 10_820 + job, 10_821 + job) for job in range(2, 5)),
+        # Another one, alone: nobody waits but itself.
+        replace(row(9, 1, "held", 9, 20, 30), group="alone"),
+        replace(row(9, 2, "succeeded", 100, 110, 120), group="alone"),
+    ]
+    asyncio.run(stored(database, rows))
+    with reading(spark, Selection(DAY, DAY + timedelta(hours=6)), postgres=database) as attempts:
+        found = blocked.blocked(blocked.stops(attempts, blocked.pieces(attempts))).collect()
+    told = [(row.group, row.stops, row.blocked_seconds, row.delayed_job_seconds) for row in found]
+    assert told == [("g", 1, 7_210, 3 * 7_210)]

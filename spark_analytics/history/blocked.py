@@ -4,8 +4,9 @@ A *stop* is the time from the end of an attempt that failed (retried, held or lo
 attempt, where the job has a group. It counts as blocked while at least one other job of the group waits in it: ready,
 and not started yet. A stop in which another job of the group started blocked nothing and is left out: the group's
 policy is ``parallel``, or the failed job was held and had left the order. (So may be one in which the clock went back
-by more than an attempt of the job.) The stop belongs to the error that began it; the stops of a job follow each other
-without a gap, so together they reach from its first failure to its end.
+by more than an attempt of the job.) So is one that a person ended by releasing a held job, which then waits like
+others. The stop belongs to the error that began it; the stops of a job follow each other without a gap, so together
+they reach from its first failure to its end.
 
 Of a group all is put in order of time and swept once: with q(t), the jobs that wait at t, the integrals of [q > 0] and
 of q are kept as running sums, and a stop is the difference of these sums at its two ends.
@@ -39,7 +40,8 @@ def _keyed(attempts: DataFrame) -> DataFrame:
 def stops(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
     """A row for each stop that blocked: job_id, attempt, origin, group, type, the error; `begin`, `end` and `blocked`,
     in microseconds; `delayed`, microseconds of all waiting jobs together."""
-    events = _events(_near(_keyed(attempts), pieces), pieces)
+    standing, released = pieces.where(f.col("released").isNull()), pieces.where(f.col("released").isNotNull())
+    events = _events(_near(_keyed(attempts), standing), standing, released)
     order = Window.partitionBy("key").orderBy("at", "kind")
     swept = (
         events.withColumn("waiting", f.sum("change").over(order.rowsBetween(Window.unboundedPreceding, 0)))
@@ -59,11 +61,13 @@ def stops(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
 
     sides = marks.groupBy("job_id", "attempt").agg(difference("blocked"), difference("delayed"), difference("starts"))
     found = pieces.join(sides, ["job_id", "attempt"])
-    return found.where((f.col("starts") == f.col("own")) & (f.col("blocked") > 0)).drop("starts", "own", "key")
+    blocking = found.where((f.col("starts") == f.col("own")) & (f.col("blocked") > 0))
+    return blocking.drop("starts", "own", "key", "released", "left")
 
 
 def pieces(attempts: DataFrame) -> DataFrame:
-    """All stops, whether somebody waits or not. `stops` goes over them four times: keep them."""
+    """All stops, whether somebody waits or not; with `released`, when a person ended it by releasing a held job, and
+    `left`, when the job left the queue then. `stops` goes over them five times: keep them."""
     again = _keyed(attempts).where(f.col("outcome").isin(*_FAILED) | (f.col("attempt") > 1))
     order = Window.partitionBy("job_id").orderBy("attempt", "finished")
 
@@ -76,15 +80,21 @@ def pieces(attempts: DataFrame) -> DataFrame:
     # not moved, one that took no time, or that was ready after its end only, for the clock was set back.
     own = within(f.col("next")) + within(f.col("failed"))
     stayed = f.col("started").isNotNull() & (f.col("key") == there["key"])
+    # A release is the next attempt's due time. A head that kept its place, and was retried by hand, has none.
+    ready = f.lead("ready").over(order)
+    released = (f.col("outcome") == "held") & (ready >= f.col("finished"))
     return (
         again.withColumn("end", f.lead("finished").over(order))
         .withColumn("next", f.lead(f.when(f.col("started").isNotNull(), _left())).over(order))
         .withColumn("failed", f.when(stayed, _left()))
+        .withColumn("released", f.when(released, ready))
+        .withColumn("left", f.lead(_left()).over(order))
         .withColumns(there)
         .where(f.col("outcome").isin(*_FAILED) & f.col("end").isNotNull())
         .select(
             "key", "job_id", "attempt", "origin", "group", "type", "error_fingerprint", "error_class", "error_message",
             "outcome", f.col("finished").alias("begin"), f.greatest("finished", "end").alias("end"), own.alias("own"),
+            "released", "left",
         )
     )  # fmt: skip
 
@@ -114,10 +124,10 @@ def _near(grouped: DataFrame, pieces: DataFrame) -> DataFrame:
     return placed.join(f.broadcast(places), "place", "left_semi").drop("place")
 
 
-def _events(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
+def _events(attempts: DataFrame, pieces: DataFrame, released: DataFrame) -> DataFrame:
     """What happens to groups, in as few bytes as it takes: it is sorted. `side`: -1 where a stop begins, 1 where it
-    ends."""
-    nothing, none = f.lit(None).cast("bigint"), f.lit(0)
+    ends. Jobs wait for their first attempts, and for those that follow a release."""
+    nothing, none, one = f.lit(None).cast("bigint"), f.lit(0), f.lit(1)
 
     def event(at: Column, kind: int, change: Column, starts: Column, side: int = 0) -> Column:
         fields = {"at": at, "kind": f.lit(kind), "change": change, "starts": starts, "side": f.lit(side)}
@@ -129,8 +139,10 @@ def _events(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
         event(f.col("ready"), _READY, first, none),
         event(_left(), _START, -first, f.col("started").isNotNull().cast("int")),
     )
+    again = f.array(event(f.col("released"), _READY, one, none), event(f.col("left"), _START, -one, none))
     marks = f.array(event(f.col("begin"), _MARK, none, none, -1), event(f.col("end"), _MARK, none, none, 1))
-    return attempts.select("key", f.inline(waits)).unionByName(pieces.select("key", f.inline(marks)))
+    events = attempts.select("key", f.inline(waits)).unionByName(released.select("key", f.inline(again)))
+    return events.unionByName(pieces.select("key", f.inline(marks)))
 
 
 def blocked(found: DataFrame) -> DataFrame:

@@ -1,0 +1,96 @@
+-- runs with 0051
+--
+-- A job that is released is due from then on. Each function is written out once more; what has changed stands above it.
+
+-- As before, but the job's due time is the release. With none it had been ready since its enqueue, so that nothing told how long
+-- it waited: not its wait, which had the time in it for which it was held, nor who stood behind whom in a group whose held jobs
+-- were all released.
+CREATE OR REPLACE FUNCTION sidings.release_job(job bigint, actor text, reason text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    t record;
+BEGIN
+    SELECT * INTO t FROM sidings.take_job(job);
+    IF t.state <> 'held' THEN
+        RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = format('job %s is %s, not held', job, t.state),
+            HINT = 'Only held jobs are released; one that backs off can be retried now.';
+    END IF;
+    -- intervene() has taken the transaction id, so it is older than the position.
+    UPDATE sidings.job j
+    SET held = NULL, losses = 0, failures = 0, run_at = clock_timestamp(), first_started_at = NULL,
+        origin = sidings.origin_of_released(j.type, j.origin),
+        position = CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END,
+        txid = pg_current_xact_id()
+    WHERE j.id = job;
+    PERFORM sidings.note_action(actor, 'release', jsonb_build_object('job', job, 'type', (t.taken).type, 'origin', (t.taken).origin,
+                                                                     'group', (t.taken)."group"),
+                                reason, jsonb_build_object('held', (t.taken).held));
+END $$;
+
+-- As before, but with the same due time.
+CREATE OR REPLACE FUNCTION sidings.act_on_jobs(act text, jobs bigint[], actor text, reason text DEFAULT NULL)
+RETURNS TABLE (job bigint, state text, code text, refusal text)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
+DECLARE
+    origins  text[] := ARRAY(SELECT DISTINCT j.origin FROM sidings.job j WHERE j.id = ANY (jobs) ORDER BY 1);
+    here     text;
+    theirs   bigint[];  -- those of `jobs` that are there, in their order
+    taken    bigint[];
+    fitting  bigint[];
+    answered bigint[] := '{}';
+    i        record;
+BEGIN
+    IF act NOT IN ('cancel', 'discard', 'retry now', 'release') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('%L is nothing that is done to many jobs', act),
+            HINT = 'Give cancel, discard, retry now or release.';
+    END IF;
+    -- All of them first: whoever waits for an origin holds no executor's row, for which the origin's own holder could wait.
+    PERFORM FROM sidings.origin o WHERE o.origin = ANY (origins) ORDER BY o.origin FOR NO KEY UPDATE;
+    PERFORM FROM sidings.executor e WHERE e.id IN (SELECT o.owner FROM sidings.origin o WHERE o.origin = ANY (origins))
+    ORDER BY e.id FOR NO KEY UPDATE;
+    FOR here, theirs IN
+        SELECT j.origin, array_agg(j.id ORDER BY array_position(jobs, j.id)) FROM sidings.job j
+        WHERE j.id = ANY (jobs) AND j.origin = ANY (origins) GROUP BY j.origin ORDER BY j.origin
+    LOOP
+        SELECT * INTO i FROM sidings.intervene(here);
+        taken := ARRAY(SELECT j.id FROM sidings.job j WHERE j.id = ANY (theirs) AND j.origin = here FOR UPDATE SKIP LOCKED);
+        fitting := ARRAY(SELECT v.id FROM sidings.job_overview v WHERE v.id = ANY (taken) AND CASE act
+                         WHEN 'retry now' THEN v.state IN ('delayed', 'backing off', 'blocked')
+                         WHEN 'release' THEN v.state = 'held' ELSE true END);
+        RETURN QUERY
+            SELECT v.id, v.state, CASE WHEN v.id <> ALL (fitting) THEN 'SD004' END, CASE WHEN v.id <> ALL (fitting) THEN
+                   format('job %s is %s%s', v.id, v.state, CASE
+                          WHEN act = 'release' THEN ', not held: Only held jobs are released; one that backs off can be retried now.'
+                          WHEN v.state = 'held' THEN ': Release it instead.'
+                          WHEN v.state = 'running' THEN ': Wait for its outcome, or cancel it.'
+                          ELSE ': It runs when its turn comes.' END) END
+            FROM sidings.job_overview v WHERE v.id = ANY (taken);
+        answered := answered || taken;
+        PERFORM sidings.note_action(actor, act, jsonb_build_object('job', v.id, 'type', v.type, 'origin', v.origin, 'group', v."group"),
+                                    reason, CASE act WHEN 'release' THEN jsonb_build_object('held', v.held)
+                                                     ELSE jsonb_build_object('found', v.state) END)
+        FROM sidings.job_overview v WHERE v.id = ANY (fitting) ORDER BY array_position(theirs, v.id);
+        IF act = 'retry now' THEN
+            PERFORM sidings.make_due(j) FROM sidings.job j WHERE j.id = ANY (fitting);
+        ELSIF act = 'release' THEN
+            -- nextval() runs above a materialised sort, and intervene() has taken the transaction id.
+            WITH numbered AS MATERIALIZED (
+                SELECT d.id, CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END AS position
+                FROM (SELECT u.id FROM unnest(theirs) WITH ORDINALITY u (id, n) WHERE u.id = ANY (fitting) ORDER BY u.n) d
+            )
+            UPDATE sidings.job j
+            SET held = NULL, losses = 0, failures = 0, run_at = clock_timestamp(), first_started_at = NULL,
+                origin = sidings.origin_of_released(j.type, j.origin), position = n.position, txid = pg_current_xact_id()
+            FROM numbered n WHERE j.id = n.id;
+        ELSE
+            PERFORM sidings.end_jobs(fitting, CASE act WHEN 'cancel' THEN 'cancelled'::sidings.outcome ELSE 'discarded' END, actor, reason,
+                                     i.owner, i.epoch, i.running);
+        END IF;
+    END LOOP;
+    RETURN QUERY
+        SELECT u.id, NULL::text, CASE WHEN s.id IS NULL THEN 'SD003' ELSE '55P03' END,
+               CASE WHEN s.id IS NULL THEN format('there is no job %s any more, or never was: Look at what its attempts came to.', u.id)
+                    ELSE format('job %s is being changed by somebody else: Try again.', u.id) END
+        FROM unnest(jobs) u (id) LEFT JOIN sidings.job s ON s.id = u.id
+        WHERE u.id <> ALL (answered);
+END $$;
