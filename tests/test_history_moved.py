@@ -1,5 +1,6 @@
 """Jobs that go on at another origin: `move` took them there, or partitions were added."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,6 +33,9 @@ ROWS = [
     attempt(4, 1, "gone/2", 0, 10, 10, "retried"),
     attempt(4, 2, "new/2", 20, 60, 70, "succeeded"),
     attempt(5, 1, "new/2", 15, 71, 72, "succeeded"),
+    # This one is a message whose topic got another name.
+    replace(attempt(6, 1, "gone/3", 0, 0, 10, "retried"), type="message:gone"),
+    replace(attempt(6, 2, "new/3", 20, 50, 60, "succeeded"), type="message:new"),
 ]
 
 

@@ -179,19 +179,19 @@ def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
     since when, the last error."""
     again = attempts.where(f.col("group").isNotNull() & ((f.col("outcome") != "succeeded") | (f.col("attempt") > 1)))
     last = f.max_by(
-        f.struct("origin", "group", "outcome", "error_class", "error_message", "error_fingerprint"),
+        f.struct("origin", "group", "type", "outcome", "error_class", "error_message", "error_fingerprint"),
         f.struct("attempt", "finished"),
     )
     failed = f.col("outcome").isin("retried", "held")
     ended = f.col("finished")
-    jobs = again.groupBy("type", "job_id").agg(  # its origin changes where it is moved
+    jobs = again.groupBy("job_id").agg(  # its origin changes where it is moved, a message's type with its topic's name
         f.sum(failed.cast("int")).alias("failures"),
         f.coalesce(f.min(f.when(failed, ended)), f.min(f.when(f.col("outcome") == "lost", ended))).alias("first"),
         last.alias("last"),
     )
     # Types without history have what was lost all the same, and not that it succeeded then.
     known = attempts.where(f.col("outcome").isin("succeeded", "retried", "snoozed", "held")).select("type").distinct()
-    failing = jobs.where(f.col("last.outcome").isin(*_FAILED))
+    failing = jobs.where(f.col("last.outcome").isin(*_FAILED)).withColumn("type", f.col("last.type"))
     failing = failing.join(known.withColumn("known", f.lit(True)), "type", "left")
     table = failing.where((f.col("last.outcome") != "lost") | f.col("known")).select(
         "last.origin", "last.group", "type", "job_id", "last.outcome", "failures",
