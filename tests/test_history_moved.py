@@ -33,6 +33,19 @@ ROWS = [
     attempt(4, 1, "gone/2", 0, 10, 10, "retried"),
     attempt(4, 2, "new/2", 20, 60, 70, "succeeded"),
     attempt(5, 1, "new/2", 15, 71, 72, "succeeded"),
+    # This one has failed several times before it was moved, with who waited for it.
+    attempt(7, 1, "gone/4", 0, 0, 10, "retried"),
+    attempt(7, 2, "gone/4", 15, 20, 30, "lost"),
+    attempt(7, 3, "gone/4", 35, 40, 50, "retried"),
+    attempt(7, 4, "new/4", 55, 100, 110, "succeeded"),
+    attempt(8, 1, "new/4", 5, 111, 112, "succeeded"),
+    # This one was held, so that the next one started, and then moved and released: there it waited behind another.
+    attempt(9, 1, "gone/5", 0, 0, 10, "retried"),
+    attempt(9, 2, "gone/5", 15, 20, 30, "held"),
+    attempt(10, 1, "gone/5", 5, 31, 32, "succeeded"),
+    attempt(9, 3, "new/5", 70, 110, 120, "succeeded"),
+    attempt(11, 1, "new/5", 40, 50, 60, "retried"),
+    attempt(11, 2, "new/5", 65, 80, 90, "succeeded"),
     # This one is a message whose topic got another name.
     replace(attempt(6, 1, "gone/3", 0, 0, 10, "retried"), type="message:gone"),
     replace(attempt(6, 2, "new/3", 20, 50, 60, "succeeded"), type="message:new"),
@@ -49,5 +62,8 @@ def test_a_job_that_was_moved_is_one_job(spark: SparkSession, database: str, tmp
     assert failing[0]["seconds"] == (timedelta(hours=16) - timedelta(seconds=10)).total_seconds()
     assert [(row["origin"], row["group"], row["stops"], row["blocked_seconds"]) for row in stood] == [
         ("new/0", "g", 1, 3_600.0),
+        ("new/4", "g", 3, 100.0),
         ("new/2", "g", 1, 55.0),
+        ("gone/5", "g", 1, 20.0),
+        ("new/5", "g", 1, 20.0),
     ]

@@ -69,32 +69,35 @@ def pieces(attempts: DataFrame) -> DataFrame:
     """All stops, whether somebody waits or not; with `released`, when a person ended it by releasing a held job, and
     `left`, when the job left the queue then. `stops` goes over them five times: keep them."""
     again = _keyed(attempts).where(f.col("outcome").isin(*_FAILED) | (f.col("attempt") > 1))
-    order = Window.partitionBy("job_id").orderBy("attempt", "finished")
+    order = Window.partitionBy("job_id").orderBy(f.desc("attempt"), f.desc("finished"))  # what follows stands before
+    following = order.rowsBetween(Window.unboundedPreceding, -1)
 
     def within(time: Column) -> Column:
         return f.coalesce(((time >= f.col("finished")) & (time < f.col("end"))).cast("int"), f.lit(0))
 
-    # A job that was moved meanwhile goes on at another origin, and who waits for it does too.
-    there = {column: f.lead(column).over(order) for column in ("key", "origin", "group")}
-    # Of the starts from a stop's begin to before its end, those of the job itself there: its next one, and, if it was
-    # not moved, one that took no time, or that was ready after its end only, for the clock was set back.
+    # Who waits behind a job that is moved goes with it, and has a row only where both are at last; but once it is held,
+    # it leaves them behind.
+    place, held = f.struct("key", "origin", "group"), f.col("outcome") == "held"
+    there = f.coalesce(f.last(f.when(held, place), ignorenulls=True).over(following), f.first(place).over(following))
+    # Of the starts from a stop's begin to before its end, those of the job itself there: its next one, and one that
+    # took no time, or that was ready after its end only, for the clock was set back.
     own = within(f.col("next")) + within(f.col("failed"))
-    stayed = f.col("started").isNotNull() & (f.col("key") == there["key"])
+    start, next_key = f.when(f.col("started").isNotNull(), _left()), f.lag("key").over(order)
     # A release is the next attempt's due time. A head that kept its place, and was retried by hand, has none.
-    ready = f.lead("ready").over(order)
-    released = (f.col("outcome") == "held") & (ready >= f.col("finished"))
+    ready = f.lag("ready").over(order)
     return (
-        again.withColumn("end", f.lead("finished").over(order))
-        .withColumn("next", f.lead(f.when(f.col("started").isNotNull(), _left())).over(order))
-        .withColumn("failed", f.when(stayed, _left()))
-        .withColumn("released", f.when(released, ready))
-        .withColumn("left", f.lead(_left()).over(order))
-        .withColumns(there)
+        again.withColumn("there", there)
+        .withColumn("end", f.lag("finished").over(order))
+        .withColumn("next", f.when(next_key == f.col("there.key"), f.lag(start).over(order)))
+        .withColumn("failed", f.when(f.col("key") == f.col("there.key"), start))
+        .withColumn("released", f.when(held & (ready >= f.col("finished")), ready))
+        .withColumn("left", f.lag(_left()).over(order))
+        .withColumn("key", f.when(f.col("released").isNull(), f.col("there.key")).otherwise(next_key))
         .where(f.col("outcome").isin(*_FAILED) & f.col("end").isNotNull())
         .select(
-            "key", "job_id", "attempt", "origin", "group", "type", "error_fingerprint", "error_class", "error_message",
-            "outcome", f.col("finished").alias("begin"), f.greatest("finished", "end").alias("end"), own.alias("own"),
-            "released", "left",
+            "key", "job_id", "attempt", "there.origin", "there.group", "type", "error_fingerprint", "error_class",
+            "error_message", "outcome", f.col("finished").alias("begin"), f.greatest("finished", "end").alias("end"),
+            own.alias("own"), "released", "left",
         )
     )  # fmt: skip
 
