@@ -377,6 +377,20 @@ async def test_a_new_checkpoint_whose_state_could_not_be_read_is_refused(
 
 
 @pytest.mark.long
+async def test_a_start_tells_of_topics_whose_rows_kafka_compacts(
+    spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Their transactions stayed incomplete, and were given up with the rows of all other roots."""
+    topics = {name: await topic(name) for name in ("cdc", "customers", "addresses", "alerts")}
+    check_topics(spark, configured(topics, sidings_kafka, tmp_path / "kept"))
+    assert not caplog.messages
+    for policy in ("compact", "compact,delete"):
+        compacted = topics | {"cdc": await topic("cdc", config={"cleanup.policy": policy})}
+        check_topics(spark, configured(compacted, sidings_kafka, tmp_path / policy))
+        assert f"the topic {compacted['cdc']!r} has cleanup.policy={policy}: " in caplog.messages[-1]
+
+
+@pytest.mark.long
 async def test_a_start_that_fails_before_it_has_read_anything_binds_it_to_no_topic(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
 ):

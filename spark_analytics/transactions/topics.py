@@ -14,6 +14,7 @@ file, says that a start was allowed to go on without it, and which micro-batch i
 Nor does it tell that offsets are missing, as in a checkpoint that was copied or restored in part.
 """
 
+import logging
 from typing import Any, cast
 
 from py4j.java_gateway import JavaPackage
@@ -26,13 +27,16 @@ from .config import Config
 
 __all__ = ["check_topics"]
 
+log = logging.getLogger("sidings.cdc")
+
 FOLDER = "topics"
 LEFT_OUT = ".left-out-"
 LOSSY = ("failondataloss", "false")  # an option of Spark's source
 
 
 def check_topics(spark: SparkSession, config: Config) -> None:
-    """Look at all topics, and note down those that are read and that the checkpoint has not seen.
+    """Look at all topics, and note down those that are read and that the checkpoint has not seen. The log tells of what
+    is compacted.
 
     Raises:
         ConfigurationError: One does not exist, one that is read was deleted and made anew, one that was read is left
@@ -130,6 +134,7 @@ def _ids(jvm: Any, config: Config) -> dict[str, str]:
             except Py4JJavaError as error:
                 if "UnknownTopicOrPartitionException" not in str(cast(Any, error).java_exception):
                     raise
+        _tell_compacted(jvm, admin, [topic for topic in config.read if topic in ids])
     finally:
         admin.close()
     if missing := [topic for topic in topics if topic not in ids]:
@@ -137,3 +142,25 @@ def _ids(jvm: Any, config: Config) -> dict[str, str]:
             f"no such topic at {config.kafka}: {', '.join(map(repr, missing))}. Create what is missing"
         )
     return ids
+
+
+def _tell_compacted(jvm: Any, admin: Any, topics: list[str]) -> None:
+    """In the log: those of which Kafka takes older versions of a row away. Where it does not tell, for want of a right,
+    nothing is said."""
+    resource = jvm.org.apache.kafka.common.config.ConfigResource
+    asked = {topic: resource(resource.Type.TOPIC, topic) for topic in topics}
+    found = admin.describeConfigs(list(asked.values())).values()
+    for topic in topics:
+        try:
+            policy = found.get(asked[topic]).get().get("cleanup.policy").value()
+        except Py4JJavaError as error:
+            if "AuthorizationException" not in str(cast(Any, error).java_exception):
+                raise
+            continue
+        if "compact" in policy:
+            log.warning(
+                "the topic %r has cleanup.policy=%s: Kafka takes older versions of a row away, and transactions whose"
+                " rows are gone before they are read are never complete, and given up, with the rows of all roots; set"
+                " cleanup.policy=delete",
+                *(topic, policy),
+            )
