@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_args
 
@@ -14,9 +15,12 @@ from pydantic import BaseModel
 from sidings import Service
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
+from sidings.jobs.periodic import schedule_of
 from sidings.kafka import Decoder, KafkaSettings, OutboxSettings
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.outbox.metrics import OutboxMetrics
+
+from .guide import block
 
 ROOT = Path(__file__).parent.parent
 
@@ -226,6 +230,17 @@ def test_alerts_of_directories_are_quiet_while_an_instance_loads(tmp_path: Path)
         (tmp_path / "alerts.yml").write_text(alerts)
         (tmp_path / "test.yml").write_text(LOADING)
         subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], check=True)
+
+
+def test_the_archives_crontab_is_in_time_in_every_zone() -> None:
+    """Two hours east of Greenwich it ran when the day had been over for ten minutes only: each night came the alert."""
+    *times, command = block("history.md", "The archive", "sh").splitlines()[-1].split(maxsplit=5)
+    assert command.startswith("python -m sidings.spark_analytics.history archive ")
+    over = datetime(2026, 3, 3, tzinfo=UTC)
+    for hours in range(-14, 13):
+        schedule = schedule_of(" ".join(times), None, f"Etc/GMT{hours:+}")
+        first = schedule.after(over + timedelta(hours=1))
+        assert first < schedule.after(first) < over + timedelta(days=1), "also what comes late is archived within a day"
 
 
 @pytest.mark.parametrize("model", [PostgresSettings, ExecutorSettings, KafkaSettings, OutboxSettings])
