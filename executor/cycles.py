@@ -232,7 +232,7 @@ class CycleLoop:
             if limit > 0 and scheduler.runnable():
                 chosen = self._start_named(self._without_poison(scheduler.choose(limit, time), finished), time)
             if limit > len(chosen):
-                chosen += self._successors(finished, limit - len(chosen))
+                chosen += self._successors(finished, limit - len(chosen), time)
             if chosen and workers.batch_sizes:
                 chosen += self._fill_batches(chosen, time)
         if scheduler.hungry or scheduler.crowded or scheduler.memory.low():
@@ -261,7 +261,7 @@ class CycleLoop:
             chosen = [entry for entry in chosen if entry not in start]
         return chosen
 
-    def _successors(self, finished: list[Finished], limit: int) -> list[Entry]:
+    def _successors(self, finished: list[Finished], limit: int, time: float) -> list[Entry]:
         """The next jobs of groups whose running job's success goes out with this cycle. They come last: a group that
         has been waiting for its turn goes first."""
         ending = [
@@ -269,7 +269,7 @@ class CycleLoop:
             for entry, outcome, _, _ in finished
             if entry.lane is not None and (outcome is SUCCEEDED or isinstance(outcome, Committed))
         ]
-        return self._scheduler.hand_over(ending, limit)
+        return self._scheduler.hand_over(ending, limit, time)
 
     def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:
         """More jobs for those that run in batches: a batch takes one worker, however large it is."""

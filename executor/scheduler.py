@@ -354,7 +354,7 @@ class Scheduler:
             self.put_back(entry, now)
         return None
 
-    def hand_over(self, ending: Iterable[Entry], limit: int) -> list[Entry]:
+    def hand_over(self, ending: Iterable[Entry], limit: int, now: float) -> list[Entry]:
         """Take the next jobs, at most `limit`, of the lanes whose running jobs are `ending`: the same cycle records
         their successes, and the next ones start when that is committed. Only jobs that nothing speaks against; any
         other becomes ready in its own time."""
@@ -367,7 +367,9 @@ class Scheduler:
             if lane is None or lane.running is not entry or not lane.queue:
                 continue
             head = lane.queue[0]
-            if head.policy or head.losses or head.due is not None or head.type not in types or head.type in shares:
+            if head.policy or head.losses or head.type not in types or head.type in shares:
+                continue
+            if head.due is not None and head.due > now:
                 continue
             if len(successors) == limit:
                 break

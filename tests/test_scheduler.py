@@ -41,7 +41,7 @@ class Rig:
         return self.scheduler.choose(limit, self.now)
 
     def hand_over(self, ending: Entry) -> Entry | None:
-        return next(iter(self.scheduler.hand_over([ending], 1)), None)
+        return next(iter(self.scheduler.hand_over([ending], 1, self.now)), None)
 
     def run(self, limit: int = 100) -> list[int]:
         """Choose and end at once, until nothing is ready; the positions in the order in which they ran."""
@@ -898,13 +898,22 @@ def test_a_job_that_has_to_be_looked_at_is_not_handed_anything(fields: dict[str,
     assert rig.hand_over(first) is None
 
 
+def test_a_group_is_handed_over_to_a_job_whose_time_has_come():
+    rig = Rig()
+    rig.put(1)
+    rig.put(2, due=5.0)
+    [first] = rig.choose()
+    rig.now = 5.0
+    assert [entry.position for entry in rig.scheduler.hand_over([first], 1, rig.now)] == [2]
+
+
 def test_no_more_groups_are_handed_over_than_fit_into_the_cycle():
     rig = Rig()
     rig.put([1, 2], group="a")
     rig.put([3, 4], group="b")
     rig.put([5, 6], group="c")
     running = rig.choose()
-    handed = rig.scheduler.hand_over(running, 2)
+    handed = rig.scheduler.hand_over(running, 2, rig.now)
     assert [entry.group for entry in handed] == ["a", "b"]
     rig.scheduler.all_ended(running, 0)
     assert [(entry.group, entry.position) for entry in rig.choose()] == [("c", 6)]
