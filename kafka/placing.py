@@ -36,6 +36,8 @@ _AGAIN_SECONDS = 1.0
 _TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is asked for by itself
 # Instead of where a log was cut off: a leader that has got so far does not know the epoch, and is to be asked again.
 _ONCE = -2
+_EARLIEST = "at the earliest message"
+_UNKNOWN = "at the earliest message, as the group has no offset"
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset is not one of its log
 
 
@@ -208,12 +210,13 @@ class Placer:
         stored = await self._offsets.load(waiting.keys())
         failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():
-            starts = await self._starts(missing, first, end, ids)
+            starts, where = await self._starts(missing, first, end, ids)
             try:
                 await self._offsets.create(starts)
             except (KafkaError, TimeoutError) as error:
                 failed = error
             stored = await self._offsets.load(waiting.keys())
+            self._tell_starts({tp: its for tp, its in where.items() if stored.get(tp) == starts[tp]})
         made_anew = await self._compare(ids, stored)
         known = {tp: ids[tp] for tp in stored if tp in ids and tp not in made_anew}
         if known and (refusal := await self._pass_stateless(known, stored)) is not None:
@@ -281,12 +284,20 @@ class Placer:
         first: Offsets,
         end: Offsets,
         ids: Mapping[TopicPartition, UUID],
-    ) -> dict[TopicPartition, int]:
-        """Where partitions without a stored offset start, as their subscription says. Where a failover has lost it, and
-        so all effects since it was made: where we began, or at the earliest message if that was the start."""
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
+        """Where partitions without a stored offset start, as their subscription says, and the words for it. Where a
+        failover has lost it, and so all effects since it was made: where we began, or at the earliest message if that
+        was the start."""
         starts: dict[TopicPartition, int] = {}
+        where: dict[TopicPartition, str] = {}
         at_end = {tp.topic for tp in missing if self._subscriptions[tp.topic].start == "latest"}
-        begun = set[str]() if self._topics is None else await self._topics.begun(at_end)
+        in_group = [tp for tp in missing if self._subscriptions[tp.topic].start == "committed"]
+        asked = at_end.union(tp.topic for tp in in_group)
+        begun = set[str]() if self._topics is None else await self._topics.begun(asked)
+        committed: Mapping[TopicPartition, int | None] = {}
+        if in_group:
+            async with asyncio.timeout(self._request_seconds):
+                committed = await committed_of(self._client, in_group, ids)
         for tp in missing:
             partition = self._partitions.get(tp)
             if partition is not None and partition.began is not None and self._offsets.lost(tp):
@@ -295,16 +306,17 @@ class Placer:
                     starts[tp] = min(partition.began, first[tp])
                 log.warning("%s: a failover has lost its stored offset: from %s on again", partition.origin, starts[tp])
                 continue
+            added = tp.topic in begun and self._topics is not None and self._topics.was_added(tp)
             match self._subscriptions[tp.topic].start:
                 case "earliest":
-                    starts[tp] = first[tp]
+                    starts[tp], where[tp] = first[tp], _EARLIEST
                 case "latest":  # of a partition that was added since, all is new
-                    added = tp.topic in begun and self._topics is not None and self._topics.was_added(tp)
-                    starts[tp] = first[tp] if added else end[tp]
+                    starts[tp], where[tp] = (first[tp], _EARLIEST) if added else (end[tp], "at the end of the log")
+                case "committed" if (offset := committed.get(tp)) is not None:
+                    starts[tp], where[tp] = offset, "at the group's offset"
                 case "committed":
-                    async with asyncio.timeout(self._request_seconds):
-                        committed = await committed_of(self._client, tp, ids.get(tp))
-                    starts[tp] = first[tp] if committed is None else committed
+                    starts[tp] = first[tp]
+                    where[tp] = _EARLIEST if added or tp in committed else _UNKNOWN
                 case "fail":
                     raise OffsetUnknown(
                         f"no offset is stored for {tp.topic}/{tp.partition}, and its consumer says start='fail': give "
@@ -316,7 +328,26 @@ class Placer:
         if others := [tp for tp in there if tp not in starts]:
             async with asyncio.timeout(self._request_seconds):
                 starts |= cast(Offsets, await self._client.end_offsets(others))
-        return starts
+        return starts, where
+
+    def _tell_starts(self, where: Mapping[TopicPartition, str]) -> None:
+        """How much is handled again where a service takes over from another consumer depends on nothing else."""
+        for topic, words in sorted({(tp.topic, words) for tp, words in where.items()}):
+            theirs = ", ".join(str(tp.partition) for tp in sorted(where) if (tp.topic, where[tp]) == (topic, words))
+            if words == _UNKNOWN:
+                inner: Any = self._client  # aiokafka 0.14 tells the group's name in no public way
+                log.warning(
+                    "%s: the consumer group %r has no offset for partitions %s: start='committed' begins %s, and all "
+                    "that they still have is handled. If an earlier consumer has handled it, its group is another one "
+                    "(KafkaSettings.group), or its offsets have expired; to go on from where it was, %s",
+                    *(topic, inner._group_id, theirs, _EARLIEST),
+                    self._offsets.how_to_move.format(topic=topic, partition="PARTITION", offset="OFFSET"),
+                )
+            else:
+                start = self._subscriptions[topic].start
+                log.info(
+                    "%s: no offset was stored for partitions %s: they begin %s (start=%r)", topic, theirs, words, start
+                )
 
     async def _place(self, partition: Partition, stored: int, first: int, end: int) -> None:
         tp = partition.tp

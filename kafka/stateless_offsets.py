@@ -35,20 +35,22 @@ def note_of(id: UUID) -> str:
     return f"topic {id}"
 
 
-async def committed_of(client: AIOKafkaConsumer, tp: TopicPartition, id: UUID | None) -> int | None:
-    """The group's offset; None where it has none, or one that was committed for another topic of this name. id: of the
-    topic as it is now, None where that is not known. Raises `KafkaError`."""
-    committed = (await _committed(client, [tp])).get(tp)
-    if committed is None:
-        return None
-    if is_another(_topic_in(committed.metadata), id):
-        log.warning(
-            "%s/%s: the committed offset %s is of another topic of this name: it was made anew, or the cluster is "
-            "another one; all that it has is new",
-            *(tp.topic, tp.partition, committed.offset),
-        )
-        return None
-    return committed.offset
+async def committed_of(
+    client: AIOKafkaConsumer, partitions: Collection[TopicPartition], ids: Mapping[TopicPartition, UUID]
+) -> dict[TopicPartition, int | None]:
+    """The group's offsets; None where it was committed for another topic of this name; a partition that has none is
+    absent. ids: of the topics as they are now, where these are known. Raises `KafkaError`."""
+    found: dict[TopicPartition, int | None] = {}
+    for tp, committed in (await _committed(client, partitions)).items():
+        found[tp] = committed.offset
+        if is_another(_topic_in(committed.metadata), ids.get(tp)):
+            log.warning(
+                "%s/%s: the committed offset %s is of another topic of this name: it was made anew, or the cluster is "
+                "another one; all that it has is new",
+                *(tp.topic, tp.partition, committed.offset),
+            )
+            found[tp] = None
+    return found
 
 
 async def committed_stateless(

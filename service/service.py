@@ -218,7 +218,8 @@ class Service:
                 for its job; default: for ever. A parked message is tried for ever, as jobs are by default.
             isolate: Store each message as a job of its key's group, and run the handler from there.
             start: Where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
-                offset in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
+                offset in Kafka, else earliest, with a warning in the log), or ``"fail"``, which ends the service with
+                `OffsetUnknown`.
             timeout: Seconds that one call of the handler may take; then it has failed. None: any time.
             dedup: Handle only the first of several messages with one id: True for the id that an outbox of Sidings
                 sends, the name of another header, or a function of the message. Ids are kept for

@@ -847,6 +847,32 @@ async def test_the_start_is_chosen_where_no_offset_is_stored(effects, topic, sid
     assert await numbers(effects) == expected
 
 
+async def test_the_log_tells_where_partitions_begin_and_warns_where_the_group_has_no_offset(
+    effects, topic, sidings_kafka, caplog
+):
+    """All that they still had was handled again without a word, as where the earlier consumer's group was misspelt."""
+    caplog.set_level("INFO", "sidings.consumer")
+    name = await topic(partitions=4)
+    former = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id=name, enable_auto_commit=False)
+    await former.start()
+    former.assign([TopicPartition(name, 0), TopicPartition(name, 2)])
+    await former.commit({TopicPartition(name, 0): 0, TopicPartition(name, 2): 0})
+    await former.stop()
+    for upto in (1, 2):
+        service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+        service.consumer(name, model=Number, start="committed")(record)
+        await produce(sidings_kafka, name, [upto], partition=3)
+        async with service:
+            await eventually(offset_reaches(effects, name, upto, partition=3))
+    told = [each for each in caplog.records if f"{name}: " in each.message]
+    warning, begins = told  # the second run has stored offsets, and nothing to tell
+    assert (warning.levelname, begins.levelname) == ("WARNING", "INFO")
+    assert begins.message.endswith("partitions 0, 2: they begin at the group's offset (start='committed')")
+    assert f"the consumer group {name!r} has no offset for partitions 1, 3:" in warning.message
+    assert "KafkaSettings.group" in warning.message
+    assert warning.message.endswith(f"`sidings consumers reset {name} --partition PARTITION --to OFFSET`")
+
+
 async def test_start_fail_brings_the_service_down_with_the_reason(effects, topic, sidings_kafka):
     name = await topic()
     service = a_service(effects, sidings_kafka)

@@ -225,6 +225,47 @@ async def test_a_first_offset_that_is_refused_or_lost_keeps_no_other_from_its_pl
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.parametrize("why", ["added", "another topic's", "none"])
+async def test_a_group_is_said_to_have_no_offset_only_where_it_might_have_one(why, monkeypatch, caplog):
+    """What was added since begins at its beginning, and of another topic's offset the log tells already."""
+
+    async def committed_of(*_: object) -> dict[TopicPartition, None]:
+        return {OTHER: None} if why == "another topic's" else {}
+
+    async def begun(topics: set[str]) -> set[str]:
+        return topics
+
+    monkeypatch.setattr(placing, "committed_of", committed_of)
+    caplog.set_level("INFO", "sidings.consumer")
+    server: Any = Stored()
+    server.stored, server.ends, server._group_id, server.how_to_move = -1, {"lost": []}, "former", "reset it"
+    topics = SimpleNamespace(
+        begun=begun,
+        was_added=lambda _: why == "added",
+        covers=lambda _: True,
+        has_shrunk=lambda *_: False,
+        has_grown=lambda _: False,
+    )
+    partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
+    placer = a_placer(server, partitions, topics=topics)
+    placer._subscriptions = {TP.topic: cast(Any, SimpleNamespace(start="committed"))}
+
+    async def create(starts: Any) -> None:
+        server.stored = starts[OTHER]
+
+    server.create = create
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: partitions[OTHER].state is State.READY)
+        begins = "positions: no offset was stored for partitions 1: they begin at the earliest message"
+        assert (begins in caplog.text) == (why != "none")
+        assert ("the consumer group 'former' has no offset for partitions 1:" in caplog.text) == (why == "none")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_partition_whose_offset_cannot_be_moved_keeps_no_other_from_its_place():
     """As where a stateless consumer's Kafka takes no commit of that topic."""
     everything = [TopicPartition("positions", number) for number in range(6)]
