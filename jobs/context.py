@@ -186,7 +186,7 @@ def correlated(
     """Begin a chain, or carry on one that came in another way than by a job or message::
 
         with correlated(request.headers.get("x-correlation-id") or uuid4().hex):
-            await send_eta.enqueue(tx, SendEta(...), origin="transports/17")
+            await send_eta.enqueue(tx, SendEta(...), origin=service.origin_for(transport_id, "transports"))
 
     What is enqueued and published inside of the block carries it.
 

@@ -154,8 +154,9 @@ def _origin(type_name: str, origin: str | None) -> str:
     chosen = work_origin() if origin is None else origin
     if not chosen:
         raise MissingOrigin(
-            f"the job {type_name!r} needs an origin: give origin='topic/partition', or enqueue from a consumer's or a "
-            "job's handler, whose origin it then shares"
+            f"the job {type_name!r} needs an origin: outside of a consumer's or a job's handler give "
+            "origin=service.origin_for(key, topic), or declare its type with home=topic (or name one "
+            "'topic/partition' for all jobs of its group)"
         )
     short("origin", chosen)
     if chosen.startswith("outbox/"):

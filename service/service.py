@@ -413,7 +413,7 @@ class Service:
         instance runs their origin (docs/enqueueing.md)::
 
             async with service.transaction() as tx:
-                await send_eta.enqueue(tx, SendEta(...), origin="positions/3")
+                await send_eta.enqueue(tx, SendEta(...), origin=service.origin_for(transport_id, "positions"))
 
         Raises:
             PostgresUnavailable: There was no connection, or none free in time (`PostgresSettings.pool_size`); or the

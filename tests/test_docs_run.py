@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,20 @@ def test_each_block_of_python_and_sql_is_run_by_a_test() -> None:
             text = (ROOT / "tests" / test).read_text().partition("\nRUN_BY")
             assert heading in text[0] + text[2].partition("\n}\n")[2], f"{page}, {heading}: not in {test}"
             assert Path(page).name in text[0] + text[2].partition("\n}\n")[2], f"{page}: not in {test}"
+
+
+@pytest.mark.parametrize("page", ["enqueueing.md", "policies.md"])
+def test_no_example_gives_all_groups_one_origin(page: str) -> None:
+    """Whoever took that for theirs beside a consumer, whose messages have many, had each group in two origins, where
+    its jobs run at once. A job without a group may be anywhere."""
+    literal = [
+        line
+        for _, language, text in blocks(ROOT / "docs" / page)
+        if language in ("python", "sql")
+        for line in text.splitlines()
+        if re.search(r"""origin ?=>? ?["']""", line) and "rebuild_index" not in line
+    ]
+    assert literal == []
 
 
 def test_each_block_of_json_and_toml_can_be_read(tmp_path: Path) -> None:

@@ -492,7 +492,7 @@ async def test_text_with_nul_in_a_payload_is_stored_and_comes_back(database: str
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 REFUSED: dict[str, tuple[type[EnqueueError], str, dict[str, Any]]] = {
-    "no origin": (MissingOrigin, "needs an origin: give origin='topic/partition'", {"origin": None}),
+    "no origin": (MissingOrigin, r"give origin=service.origin_for\(key, topic\), or .* home=topic", {"origin": None}),
     "an empty origin": (MissingOrigin, "needs an origin", {"origin": ""}),
     "a slot of the outbox": (EnqueueError, "'outbox/3': relays lease outbox/0 to outbox/15", {"origin": "outbox/3"}),
     "no group": (MissingGroup, "runs serially by group, but 'transport' gave ''", {"payload": Ride(transport="")}),

@@ -382,9 +382,10 @@ def test_a_home_without_a_group_is_refused():
         Registry().job(name="ride", home="positions", payload=Ride)(lambda job: None)
 
 
-async def test_the_example_of_the_guide_stores_a_job_at_home(database: str):
+async def test_the_example_of_the_guide_stores_a_job_in_its_keys_origin(database: str):
     delivered = run("enqueueing.md", "", "Which origin")["delivered"]
-    async with connected(database) as connection, connection.transaction():
+    async with connected(database) as connection:
         await connection.execute(KNOWN)
-        await delivered(Transaction(connection), "t-1", datetime.now(UTC))
+    async with Service("test", postgres=database, prometheus=CollectorRegistry()) as service:
+        await delivered(service, "t-1", datetime.now(UTC))
     assert await value(database, "SELECT origin FROM sidings.job") == f"positions/{partition_for(b't-1', 12)}"

@@ -13,6 +13,7 @@ PAGE = "policies.md"
 async def test_the_debounce_of_the_guide_leaves_only_the_last(database: str):
     names = guide(PAGE, "", "How the jobs of a group relate", "Debounce")
     async with connected(database) as connection, connection.transaction():
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('transports', 1)")
         for _ in range(3):
             await names["changed"](Transaction(connection), "t-1")
     rows = await fetch(database, "SELECT run_at - enqueued_at AS delay FROM sidings.job")

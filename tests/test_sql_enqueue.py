@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 from sidings import PostgresSettings
 from sidings.jobs import Job, Registry
+from sidings.kafka import partition_for
 from sidings.kafka.outbox import Outbox
 from sidings.schema import migrate
 
@@ -177,9 +178,11 @@ async def test_the_triggers_of_the_guide_enqueue_for_every_changed_row(database:
 
 
 async def test_the_statement_of_the_guide_enqueues(database: str):
+    await value(database, "INSERT INTO sidings.topic (topic, partitions) VALUES ('transports', 24)")
     await value(database, block("enqueueing.md", "From SQL", "sql"))
     [row] = await fetch(database, "SELECT * FROM sidings.job")
-    assert (row["type"], row["origin"], row["group"]) == ("send_eta", "transports/17", "t-1")
+    origin = f"transports/{partition_for(b't-1', 24)}"
+    assert (row["type"], row["origin"], row["group"]) == ("send_eta", origin, "t-1")
     assert json.loads(row["payload"]) == {"transport_id": "t-1", "eta": "2030-01-02T03:04:00Z"}
 
 
