@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from aiokafka import AIOKafkaConsumer
 from pydantic import BaseModel, ConfigDict
@@ -80,6 +81,7 @@ RUN_BY = {
     "docs/operations.md": {
         "What goes on": HERE,
         "In a web server": HERE,
+        "An endpoint": HERE,
         "Held jobs": HERE,
         "Postgres' clock was wrong": HERE,
         "A backup is restored": "test_dump_and_restore.py",
@@ -378,13 +380,37 @@ async def test_what_operations_shows_in_sql(database: str):
     assert await value(database, "SELECT held FROM sidings.job") is None
 
 
+def an_application(dsn: str) -> dict[str, Any]:
+    """What the guide's web server consists of, with this database and an origin without Kafka."""
+    given = f"Service('test', postgres={dsn!r}, assignment=StaticAssignment([{ORIGIN!r}]))"
+    text = replaced(block("operations.md", "In a web server", "python"), 'Service.from_env("tracker")', given)
+    return execute(text, StaticAssignment=StaticAssignment)
+
+
+async def test_an_endpoint_answers_200_only_once_its_transaction_has_committed(transports: str):
+    """In a dependency with `yield`, as users of FastAPI are used to, the answer is sent before the commit."""
+    await fetch(transports, "INSERT INTO sidings.topic (topic, partitions) VALUES ('positions', 1)")
+    text = block("operations.md", "An endpoint", "python")
+    hasty = replaced(text, "await send_eta.enqueue", "send_eta.enqueue")
+    for body, status in [(text, 200), (hasty, 500)]:
+        names = an_application(transports)
+        application = execute(body, **names)["application"]
+        transport = httpx.ASGITransport(application, raise_app_exceptions=False)
+        async with (
+            application.router.lifespan_context(application),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            eta = datetime(2030, 1, status // 100, tzinfo=UTC)
+            answer = await client.post("/transports/t-1/eta", params={"eta": eta.isoformat()})
+        assert answer.status_code == status
+        stored = await fetch(transports, "SELECT extract(day FROM eta AT TIME ZONE 'UTC')::int AS day FROM transport")
+        assert [row["day"] for row in stored] == [2]
+        assert await value(transports, "SELECT array_agg(origin) FROM sidings.job") == ["positions/0"]
+
+
 async def test_a_service_in_the_lifespan_of_an_application(empty_database: str):
     """With the `try` around the service, and one service for all starts, a second `TestClient` ended the process."""
-    text = replaced(
-        block("operations.md", "In a web server", "python"),
-        *('Service.from_env("tracker")', f"Service('test', postgres={empty_database!r}, assignment={ORIGIN!r})"),
-    ).replace(repr(ORIGIN), f"StaticAssignment([{ORIGIN!r}])")
-    names = execute(text, StaticAssignment=StaticAssignment)
+    names = an_application(empty_database)
     application, ran, signals = names["application"], list[str](), list[int]()
 
     @names["jobs"].job()
