@@ -8,6 +8,8 @@ import pytest
 from pydantic import BaseModel
 from sidings import Job, Message, Transaction
 from sidings.kafka.outbox import MESSAGE_ID
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from .consumer_support import a_service, offset_reaches, produce_raw, sample
 from .guide import run
@@ -56,6 +58,34 @@ async def transports(database):
 
 
 NAMES = {"Message": Message, "Transaction": Transaction, "UTC": UTC, "datetime": datetime, "Position": Position}
+
+
+class Base(DeclarativeBase): ...
+
+
+class Transport(Base):
+    __tablename__ = "transport"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    latitude: Mapped[float | None]
+
+
+class Place(Position):
+    latitude: float
+
+
+async def test_a_session_of_sqlalchemy_in_a_job(transports, topic, sidings_kafka):
+    name, service = await topic(), a_service(transports, sidings_kafka)
+    await fetch(transports, "ALTER TABLE transport ADD latitude float")
+    engine = create_async_engine(transports.replace("postgresql://", "postgresql+psycopg://"))
+    names = NAMES | {"Position": Place, "Transport": Transport, "Session": async_sessionmaker(engine), "Job": Job}
+    run("consumer.md", "With SQLAlchemy", service=Renamed(service, {"positions": name}), **names)
+    for latitude in (1.5, 2.5):
+        await produce_raw(sidings_kafka, name, Place(transport_id="t1", latitude=latitude).model_dump_json().encode())
+    async with service:
+        await eventually(offset_reaches(transports, name, 2))
+        await drained(transports)
+    await engine.dispose()
+    assert (await fetch(transports, "SELECT latitude FROM transport"))[0]["latitude"] == 2.5
 
 
 async def test_several_types_in_one_topic(transports, topic, sidings_kafka):

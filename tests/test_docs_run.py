@@ -40,6 +40,7 @@ RUN_BY = {
     "docs/consumer.md": {
         "": HERE,
         "A job for each message": "test_consumer_guide.py",
+        "With SQLAlchemy": "test_consumer_guide.py",
         "Several types in one topic": "test_consumer_guide.py",
         "Duplicates": "test_consumer_guide.py",
         "Going on from another place": "test_consumer_guide.py",
