@@ -1,5 +1,6 @@
 """Metrics and health over HTTP, from a thread of its own, so that it answers although the event loop hangs."""
 
+import errno
 import json
 import logging
 import os
@@ -154,7 +155,9 @@ class Monitor:
         try:
             self._server = Server()
         except OSError as error:
-            raise ConfigurationError(f"http={self._http!r}: cannot listen there: {error}") from error
+            taken = ": another worker may have it, or the web server itself; give each a port of its own"
+            why = f"{error}{taken if error.errno == errno.EADDRINUSE else ''}"
+            raise ConfigurationError(f"http={self._http!r}: cannot listen there: {why}") from error
         _listening.add(self._server)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sidings http", daemon=True
