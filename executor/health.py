@@ -98,22 +98,22 @@ class Health:
         yield from map(str, self.watchdog.deaf(limit))
 
     def _of_what_fails(self, limit: float) -> Iterator[str]:
-        for what, backoff in (
-            ("origins cannot be acquired or released", self.reconciler.backoff),
-            ("delayed jobs cannot be promoted", self.promoter.backoff),
-            ("periodic jobs cannot be fired", self.periodic.backoff),
-        ):
-            if (failing := backoff.failing_seconds()) > limit:
-                yield f"{what}, for {failing:.1f} s: {backoff.error}"
+        loops = [
+            ("origins cannot be acquired or released", self.reconciler.outage),
+            ("periodic jobs cannot be fired", self.periodic.outage),
+            *((f"{name} cannot be fired", outage) for name, outage in list(self.periodic.outages.items())),
+        ]
+        if self.scheduler.origins:  # without one there is nothing to be promoted here
+            loops.append(("delayed jobs cannot be promoted", self.promoter.outage))
+        for what, outage in loops:
+            if (failing := outage.seconds()) > limit:
+                yield f"{what}, for {failing:.1f} s: {outage.error}"
         thinning = self.reader.thinning
         if (failing := thinning.seconds()) > limit and time.monotonic() - (thinning.failed_at or 0.0) <= limit:
             yield f"superseded jobs cannot be ended, for {failing:.1f} s: {thinning.error}"
         refused = self.transactional.connections
         if (failing := refused.outage.seconds()) > limit and now() - refused.refused_at <= limit:
             yield f"transactional jobs get no connection, for {failing:.1f} s: {refused.outage.error}"
-        for name, outage in list(self.periodic.outages.items()):
-            if (failing := outage.seconds()) > limit:
-                yield f"{name} cannot be fired, for {failing:.1f} s: {outage.error}"
 
     def _of_reads(self, limit: float) -> Iterator[str]:
         unread = now() - self.reader.last_answer  # where nothing wakes it, it reads at the next poll

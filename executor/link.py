@@ -75,28 +75,18 @@ NOT_NOW = (asyncpg.InsufficientResourcesError, asyncpg.ObjectNotInPrerequisiteSt
 
 
 class Backoff:
-    """Delays between attempts to reach a server: exponential with full jitter, from 50 ms to 2 s. error: what the last
-    attempt came to; None after one that has succeeded."""
+    """Delays between attempts to reach a server: exponential with full jitter, from 50 ms to 2 s."""
 
     def __init__(self) -> None:
-        self.error: BaseException | None = None
         self._failures = 0
-        self._since = 0.0
 
     def reset(self) -> None:
         """The last attempt has succeeded."""
         self._failures = 0
-        self.error = None
 
-    def failing_seconds(self) -> float:
-        """Since the first failure after a success; 0 where the last attempt has succeeded."""
-        return now() - self._since if self._failures else 0.0
-
-    async def sleep(self, error: BaseException | None = None) -> None:
+    async def sleep(self) -> None:
         """Wait before the next attempt."""
-        if not self._failures:
-            self._since = now()
-        self._failures, self.error = min(self._failures + 1, 10), error
+        self._failures = min(self._failures + 1, 10)
         await asyncio.sleep(random.uniform(0.02, min(2.0, 0.05 * 2**self._failures)))
 
 

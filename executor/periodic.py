@@ -93,7 +93,7 @@ class PeriodicLoop:
         self._rows: dict[tuple[str, str], _Row] = {}
         self._skew = 0.0  # the server's epoch seconds minus the executor's clock
         self._started: set[str] = set()  # names whose schedule this process has put into force
-        self.backoff = Backoff()
+        self.outage = Outage(log, "periodic jobs could not be fired")
         self.outages: dict[str, Outage] = {}  # by name: of those that have a tick due here which could not be fired
         self._look_at = -math.inf
         self._looking_since = math.inf  # without a gap
@@ -101,7 +101,7 @@ class PeriodicLoop:
 
     async def run(self) -> None:
         """Fire for ever; for a process without periodic jobs, sleep."""
-        outage = Outage(log, "periodic jobs could not be fired")
+        backoff = Backoff()
         while True:
             declared = {t.name: t for t in self._registry if t.periodic is not None}
             try:
@@ -111,12 +111,12 @@ class PeriodicLoop:
                 if now() >= self._prune_at:
                     self._prune_at = now() + _PRUNE_SECONDS
                     await self._link.fetch(self._prune_sql, datetime.now(UTC))
-                self.backoff.reset()
-                outage.over()
+                backoff.reset()
+                self.outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                outage.failed(error)
+                self.outage.failed(error)
                 self._look_at = -math.inf  # what was under way may have been committed
-                await self.backoff.sleep(error)
+                await backoff.sleep()
                 continue
             wake_at = min((row.try_at for row in self._rows.values()), default=math.inf)
             await asyncio.sleep(min(max(0.0, wake_at - now()), _PAUSE_SECONDS if declared else 60.0))

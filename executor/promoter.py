@@ -65,7 +65,7 @@ class Promoter:
         self._silent = silent
         self._on_promoted = on_promoted
         self._next = 0.0
-        self.backoff = Backoff()
+        self.outage = Outage(log, "delayed jobs could not be promoted")
         self._sooner = asyncio.Event()
 
     def expect(self, due: float) -> None:
@@ -76,7 +76,7 @@ class Promoter:
 
     async def run(self) -> None:
         """Promote for ever."""
-        outage = Outage(log, "delayed jobs could not be promoted")
+        backoff = Backoff()
         while True:
             self._sooner.clear()
             self._next = now() + _POLL_SECONDS * random.uniform(0.8, 1.2)
@@ -100,13 +100,13 @@ class Promoter:
                         self._silent(),
                         *(begin or (None, None)),
                     )
-                    self.backoff.reset()
-                    outage.over()
+                    backoff.reset()
+                    self.outage.over()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                    outage.failed(error)
+                    self.outage.failed(error)
                     if not isinstance(error, asyncpg.LockNotAvailableError):
                         await self._failed(now() - began, whole=whole)
-                    await self.backoff.sleep(error)
+                    await backoff.sleep()
                     continue
                 assert row is not None
                 took = now() - began
@@ -128,7 +128,7 @@ class Promoter:
                         continue
                 self.expect(self._following)
             else:
-                self.backoff.reset()
+                backoff.reset()
             await self._pause()
 
     def _rest(self, took: float) -> None:

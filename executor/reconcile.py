@@ -75,7 +75,7 @@ class Reconciler:
         self._yielded: dict[str, float] = {}
         self._drain_until: dict[OriginQueue, float] = {}
         self._unreleased: dict[str, int] = {}  # let go of in memory, not yet in the database
-        self.backoff = Backoff()
+        self.outage = Outage(log, "origins could not be reconciled")
         self._on_replaced = on_replaced
         self._trust_from = 0.0  # from when on expiry times are believed
         self._former: dict[str, float] = {}  # deadlines of what was lost: until then nobody else could have it
@@ -142,17 +142,17 @@ class Reconciler:
 
     async def run(self) -> None:
         """Acquire and release for ever, at a change and now and then."""
-        outage = Outage(log, "origins could not be reconciled")
+        backoff = Backoff()
         while True:
             pause = min(1.0, self._settings.lease_seconds / 6)
             try:
                 pause = min(pause, await self._reconcile())
-                self.backoff.reset()
-                outage.over()
+                backoff.reset()
+                self.outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                outage.failed(error)
+                self.outage.failed(error)
                 self._changed.clear()
-                await self.backoff.sleep(error)
+                await backoff.sleep()
                 continue
             await set_within(self._changed, pause)
             self._changed.clear()

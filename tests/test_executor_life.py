@@ -202,11 +202,11 @@ async def test_that_delayed_jobs_cannot_be_promoted_stands_in_health_until_they_
         raise PostgresUnavailable("it does not answer")
 
     async with running(database, Registry()) as executor:
-        backoff = executor._promoter.backoff
+        outage = executor._promoter.outage
         for again in (lambda: monkeypatch.undo(), lambda: executor.assign([], 2)):
             monkeypatch.setattr(executor._promoter._link, "fetchrow", fails)
-            await eventually(backoff.failing_seconds)
-            backoff._since -= 100.0
+            await eventually(outage.seconds)
+            outage._since -= 100.0
             [problem] = executor.problems()
             assert problem.startswith("delayed jobs cannot be promoted, for 1")
             assert problem.endswith("s: it does not answer")
