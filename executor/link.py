@@ -183,10 +183,11 @@ def rest_after(took: float) -> float:
 
 
 class Link:
-    """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
-    and the next call opens another one. `on_error` is told of failures, `on_refused` of errors that Postgres reports
-    for the statement itself. patience: how many times `call_seconds` a call may take, from the next connection on.
-    long_seconds: what failed after so many may have taken too long, and is to be followed by something smaller."""
+    """A connection of our own for one loop, one statement at a time. Every call has a timeout, which begins when its
+    turn comes; after a failure the connection is thrown away and the next call opens another one. `on_error` is told of
+    failures, `on_refused` of errors that Postgres reports for the statement itself. patience: how many times
+    `call_seconds` a call may take, from the next connection on. long_seconds: what failed after so many may have taken
+    too long, and is to be followed by something smaller."""
 
     def __init__(
         self,
@@ -198,6 +199,7 @@ class Link:
         self._on_error = on_error
         self._on_refused = on_refused
         self._connection: asyncpg.Connection | None = None
+        self._turn = asyncio.Lock()
         self._outdated = False
         self.patience = 1
         self.long_seconds = min(_LONG_SECONDS, _LONG_SHARE * settings.call_seconds)
@@ -208,6 +210,10 @@ class Link:
         Raises `PostgresUnavailable` when the connection failed or the call took too long: whether the statement has
         committed is unknown then. Errors that Postgres reports for the statement itself pass through: it has not.
         """
+        async with self._turn:  # who is cancelled here has no statement under way
+            return await self._fetch(query, args)
+
+    async def _fetch(self, query: str, args: tuple[object, ...]) -> list[asyncpg.Record]:
         if self._outdated:
             self.drop()
         connection, unanswered = self._connection, False

@@ -1,6 +1,5 @@
 """The stored offsets: made at assignment, moved by a compare-and-set in the handlers' transaction."""
 
-import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 from uuid import UUID
@@ -50,7 +49,6 @@ class OffsetStore:
         self._link = link
         self._leader_epochs = epochs
         self._seconds = settings.call_seconds
-        self._lock = asyncio.Lock()
         self._load_sql = load_sql(__package__, "load_offsets", schema)
         self._create_sql = load_sql(__package__, "create_offsets", schema)
         self._adopt_sql = load_sql(__package__, "adopt_topic_ids", schema)
@@ -65,7 +63,8 @@ class OffsetStore:
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
-        asked = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
+        topics, numbers = [p.topic for p in partitions], [p.partition for p in partitions]
+        asked = await self._link.fetch(self._load_sql, topics, numbers)
         rows = [row for row in asked if row["next_offset"] is not None]
         for row in asked:
             tp = TopicPartition(row["topic"], row["partition"])
@@ -99,13 +98,13 @@ class OffsetStore:
         """Store which topic the offsets belong to, where that is not known. Raises `PostgresUnavailable`."""
         ordered = sorted(ids)
         topics, partitions = [tp.topic for tp in ordered], [tp.partition for tp in ordered]
-        await self._fetch(self._adopt_sql, topics, partitions, [ids[tp] for tp in ordered])
+        await self._link.fetch(self._adopt_sql, topics, partitions, [ids[tp] for tp in ordered])
         self._topic_ids |= ids
 
     async def find_reset(self) -> list[TopicPartition]:
         """The partitions whose stored offsets may be others since they were loaded: reset by a person, or by a failover
         that has lost commits. Raises `PostgresUnavailable`."""
-        rows = await self._fetch(self._resets_sql)
+        rows = await self._link.fetch(self._resets_sql)
         timeline: str = rows[0]["timeline"]
         found = {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows if row["topic"]}
         reset = {tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets}
@@ -114,7 +113,7 @@ class OffsetStore:
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
         """Store where to start, unless another process was faster. Raises `PostgresUnavailable`."""
         topics, partitions = [p.topic for p in starts], [p.partition for p in starts]
-        await self._fetch(self._create_sql, topics, partitions, list(starts.values()))
+        await self._link.fetch(self._create_sql, topics, partitions, list(starts.values()))
 
     async def advance(self, tx: Transaction, moves: Collection[Move]) -> None:
         """Move the offsets as a part of `tx`. Raises `OffsetsMoved`, after which `tx` must not commit."""
@@ -127,7 +126,7 @@ class OffsetStore:
 
     async def jump(self, move: Move) -> None:
         """Move one offset on its own. Raises `OffsetsMoved`, `PostgresUnavailable`."""
-        _demand([move], await self._fetch(self._advance_sql, *self._columns([move])))
+        _demand([move], await self._link.fetch(self._advance_sql, *self._columns([move])))
 
     def _columns(self, moves: Collection[Move]) -> tuple[list[object], ...]:
         ordered = sorted(moves)
@@ -139,10 +138,6 @@ class OffsetStore:
             [self._resets[move.tp] for move in ordered],
             [self._leader_epochs.before(move.tp, move.next) for move in ordered],
         )
-
-    async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
-        async with self._lock:
-            return await self._link.fetch(query, *arguments)
 
 
 def _demand(moves: Collection[Move], rows: Collection[asyncpg.Record]) -> None:

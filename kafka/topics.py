@@ -63,7 +63,6 @@ class Topics:
 
     def __init__(self, settings: PostgresSettings, partitioners: Mapping[str, Partitioner]) -> None:
         self._link = Link(settings)
-        self._lock = asyncio.Lock()  # one statement at a time on it
         self._partitioners = partitioners
         self._load_sql = load_sql(__package__, "load_topics", settings.schema_name)
         self._begun_sql = load_sql(__package__, "begun_topics", settings.schema_name)
@@ -114,7 +113,7 @@ class Topics:
 
     async def begun(self, topics: Collection[str]) -> set[str]:
         """Those of `topics` of which an offset is stored. Raises `PostgresUnavailable`."""
-        return {row["topic"] for row in await self._fetch(self._begun_sql, list(topics))} if topics else set()
+        return {row["topic"] for row in await self._link.fetch(self._begun_sql, list(topics))} if topics else set()
 
     def origin_for(self, key: str | bytes, topic: str) -> str:
         """The origin of a key, ``topic/partition``. Raises `MissingOrigin` while the topic's partitions are unknown,
@@ -141,7 +140,7 @@ class Topics:
         """Read what is known, if Postgres answers."""
         began = now()
         try:
-            rows = await self._fetch(self._load_sql)
+            rows = await self._link.fetch(self._load_sql)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             self._unread.failed(error)
         else:
@@ -218,17 +217,13 @@ class Topics:
         counts = [topic.partitions for topic in seen.values()]
         try:
             partitioners = [topic.partitioner for topic in seen.values()]
-            await self._fetch(self._remember_sql, list(seen), counts, partitioners, _ANNOUNCE_SECONDS)
+            await self._link.fetch(self._remember_sql, list(seen), counts, partitioners, _ANNOUNCE_SECONDS)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             self._unwritten.failed(error)
             return False
         self._unwritten.over()
         await self.load()
         return True
-
-    async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
-        async with self._lock:
-            return await self._link.fetch(query, *arguments)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -337,9 +337,14 @@ class SimLink:
         self.world, self.node = world, node
         self.server: Postgres | None = None
         self.outdated = False
+        self.turn = asyncio.Lock()
         node.links.append(self)
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
+        async with self.turn:
+            return await self._fetch(query, *args)
+
+    async def _fetch(self, query: str, *args: Any) -> list[Any]:
         if self.outdated:
             self.drop()
         world, choose, name = self.world, self.world.choose, self.world.names[query]

@@ -280,6 +280,27 @@ async def test_a_statement_is_given_up_in_time_where_the_end_of_another_is_not_a
         await link.close()
 
 
+async def test_statements_wait_for_their_turn_and_one_that_is_given_up_meanwhile_ends_no_other(database: str):
+    link = Link(PostgresSettings(dsn=database, call_seconds=60.0))
+    await link.fetch("SET lock_timeout = 0")
+    async with connected(database) as other:
+        await other.execute("SELECT pg_advisory_lock(1)")
+        first, second, third = (
+            asyncio.create_task(link.fetch(f"SELECT {number} AS n{lock}"))
+            for number, lock in ((1, ", pg_advisory_xact_lock_shared(1)"), (2, ""), (3, ""))
+        )
+        waits = "SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE query LIKE '%xact_lock_shared(1)'"
+        await eventually(lambda: value(database, waits), "the first waits")
+        second.cancel()
+        await asyncio.wait([second])
+        assert not first.done()
+        assert not third.done()
+        await other.execute("SELECT pg_advisory_unlock(1)")
+    assert second.cancelled()
+    assert [rows[0]["n"] for rows in await asyncio.gather(first, third)] == [1, 3]
+    await link.close()
+
+
 async def test_a_statement_that_nobody_gives_up_may_take_longer(database: str):
     """As a reset of offsets does, which may have to cancel a million jobs."""
     connection = await connect(PostgresSettings(dsn=database, call_seconds=0.1))

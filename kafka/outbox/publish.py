@@ -116,7 +116,6 @@ class Outbox:
         self._schema = postgres.schema_name
         self._postgres = postgres
         self._link = Link(postgres)
-        self._lock = asyncio.Lock()
         self._inquiry = Inquiry(self._fetch)
         self._direct = direct
         self._wake = wake
@@ -373,14 +372,12 @@ class Outbox:
     def _here(self) -> None:
         check_loop(self.loop, _ITS_OWN)
         if (loop := asyncio.get_running_loop()) is not self._asked:  # the other one's connection leads nowhere here
-            self._asked, self._link, self._lock = loop, Link(self._postgres), asyncio.Lock()
+            self._asked, self._link = loop, Link(self._postgres)
             self._inquiry = Inquiry(self._fetch)
 
     async def _fetch(self, query: str, *args: object) -> "list[Record]":
         self._here()
-        link = self._link
-        async with self._lock:  # one connection
-            return await link.fetch(load_sql(__package__, query, self._schema), *args)
+        return await self._link.fetch(load_sql(__package__, query, self._schema), *args)
 
     def _message(
         self,

@@ -58,7 +58,6 @@ class Recorder:
         self.relay_id: UUID | None = None
         self.outage = Outage(log, "acknowledgements could not be recorded")
         self._link = link
-        self._lock = asyncio.Lock()
         self._parking = parking
         self._parking_lock = asyncio.Lock()
         self._backlog = backlog
@@ -272,8 +271,7 @@ class Recorder:
 
     async def call(self, query: str, *args: object) -> list[asyncpg.Record]:
         """One statement over the recorder's connection."""
-        async with self._lock:
-            return await self._link.fetch(load_sql(__package__, query, self._schema), *args)
+        return await self._link.fetch(load_sql(__package__, query, self._schema), *args)
 
 
 def _each(sent: _Sent, refused: _Refused) -> list[_Each]:
