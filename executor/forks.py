@@ -24,7 +24,7 @@ def _forked() -> None:
         with suppress(Exception):  # of one that is just being closed, say: the others have to be taken away, too
             if not connection.is_closed():
                 # In its place, not closed: who still has its number would close what comes to have it.
-                os.dup2(nothing, connection._transport.get_extra_info("socket").fileno())  # pyright: ignore
+                os.dup2(nothing, connection._transport.get_extra_info("socket").fileno())
     os.close(nothing)
 
 

@@ -1,13 +1,11 @@
 """The declaration of a stateless consumer."""
 
-import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..jobs import Retry
-from ..jobs.handlers import check_no_method, why_not_called
 from ..jobs.middleware import Call, call_through
 from .calling import working_on
 from .checks import check_count
@@ -22,7 +20,8 @@ T = TypeVar("T")
 class StatelessSubscription(Subscription[T]):
     """A topic whose handler takes the message alone, made by ``Service.consumer(..., stateless=True)``; see there."""
 
-    takes = ("a message",)
+    arguments = 1
+    form = "`async def on_x(message: Message[X]) -> None`: with stateless=True there is no transaction"
 
     def __init__(
         self,
@@ -39,13 +38,6 @@ class StatelessSubscription(Subscription[T]):
     ) -> None:
         if dead_letter:
             check_topic(dead_letter, "dead_letter")
-        check_no_method(handler, topic, "service.consumer(...)")
-        why = why_not_called(handler, 1)
-        if why or not inspect.iscoroutinefunction(handler):
-            raise ConfigurationError(
-                f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "
-                f"there is no transaction{f': {why}' if why else ''}"
-            )
         if concurrency is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise ConfigurationError(f"{topic}: concurrency=None: give a positive number of messages")
         check_count(concurrency, "concurrency", topic, "a positive number of messages")
@@ -54,7 +46,7 @@ class StatelessSubscription(Subscription[T]):
                 f"{topic}: dead_letter={dead_letter!r}: name another topic, such as {topic + '.dlq'!r}, for messages "
                 "that cannot be decoded or that fail until their retry policy gives up"
             )
-        super().__init__(topic, handler, model=model, decoder=decoder, retry=retry, start=start, timeout=timeout)  # pyright: ignore
+        super().__init__(topic, handler, model=model, decoder=decoder, retry=retry, start=start, timeout=timeout)
         self.concurrency = concurrency
         self.dead_letter = dead_letter
 
@@ -62,4 +54,4 @@ class StatelessSubscription(Subscription[T]):
         """Run the handler, inside of the service's middleware."""
         call = Call(self.topic, message.origin, messages=[message])
         with working_on(message):
-            await call_through(self.middleware, call, partial(self.handler, message))  # pyright: ignore
+            await call_through(self.middleware, call, partial(self.handler, message))

@@ -28,7 +28,6 @@ T = TypeVar("T")
 Start = Literal["earliest", "latest", "committed", "fail"]
 Decoder = Callable[[Message[bytes | None]], Any]
 Dedup = bool | str | Callable[[Message[Any]], str | bytes | None]
-Handler = Callable[[Any, Transaction], Awaitable[object]]
 
 MESSAGE_PREFIX = "message:"  # begins the types of jobs that are stored messages; a partial index relies on it
 _BROKEN_POLICY_SECONDS = 60.0
@@ -39,12 +38,13 @@ _MAX_DEDUP_SECONDS = 1_800.0
 class Subscription(Generic[T]):
     """A topic and its handler, made by ``Service.consumer``; see there."""
 
-    takes: tuple[str, ...] = ("a message", "a transaction")  # the handler's parameters
+    arguments = 2  # that the handler takes
+    form = "`async def`, and must take a message and a transaction"  # the handler's, as an error says it
 
     def __init__(
         self,
         topic: str,
-        handler: Handler,
+        handler: Callable[..., Awaitable[object]],
         *,
         model: Any = None,
         batch: int | None = None,
@@ -56,31 +56,16 @@ class Subscription(Generic[T]):
         dedup: Dedup = False,
         max_waiting: int | None = None,
     ) -> None:
-        check_no_method(handler, topic, "service.consumer(...)")
-        if not inspect.iscoroutinefunction(handler):
-            raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
-        if why := why_not_called(handler, len(self.takes)):
-            raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}: {why}")
+        self._check_handler(handler, topic)
         check_count(batch, "batch", topic, "a positive number, or None for single messages")
-        check_listed(handler, topic, Message, batch, batches=len(self.takes) > 1)
+        check_listed(handler, topic, Message, batch, batches=self.arguments > 1)
         if not isinstance(isolate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"{topic}: isolate={isolate!r}: give True or False")
         if start not in ("earliest", "latest", "committed", "fail"):
             raise ConfigurationError(f"{topic}: start={start!r}: give 'earliest', 'latest', 'committed' or 'fail'")
         check_seconds(timeout, "timeout", topic)
         check_function(decoder, "decoder", topic, "the message")
-        if dedup == "" or not (isinstance(dedup, bool | str) or callable(dedup)):
-            raise ConfigurationError(
-                f"{topic}: dedup={dedup!r}: give True for the header {MESSAGE_ID!r}, the name of another header, or a "
-                "function of the message that returns its id"
-            )
-        if callable(dedup):
-            check_function(dedup, "dedup", topic, "the message")
-        if dedup and (timeout is None or timeout > _MAX_DEDUP_SECONDS):
-            raise ConfigurationError(
-                f"{topic}: timeout={timeout!r} with dedup=: give at most {_MAX_DEDUP_SECONDS:.0f} s, for which two "
-                "handlers of messages with one id may have to wait for each other"
-            )
+        _check_dedup(dedup, topic, timeout)
         check_count(max_waiting, "max_waiting", topic, "a positive number of jobs, or None")
         self.topic = topic
         self.handler = handler
@@ -109,6 +94,12 @@ class Subscription(Generic[T]):
         # As `validate_json` and `validate_python`, in less time.
         self._validate_json = adapter and adapter.validator.validate_json
         self._validate_python = adapter and adapter.validator.validate_python
+
+    def _check_handler(self, handler: Callable[..., object], topic: str) -> None:
+        check_no_method(handler, topic, "service.consumer(...)")
+        why = why_not_called(handler, self.arguments)
+        if why or not inspect.iscoroutinefunction(handler):
+            raise ConfigurationError(f"the handler of {topic!r} must be {self.form}{f': {why}' if why else ''}")
 
     def check(self) -> None:
         """Called when the service starts. Raises `ConfigurationError` where a declaration is incomplete."""
@@ -215,6 +206,21 @@ class Subscription(Generic[T]):
         )
         declared = declare(handle)
         declared.wrapped = declared.judges_results = False  # what it calls is wrapped, and has no result
+
+
+def _check_dedup(dedup: Dedup, topic: str, timeout: float | None) -> None:
+    if dedup == "" or not (isinstance(dedup, bool | str) or callable(dedup)):
+        raise ConfigurationError(
+            f"{topic}: dedup={dedup!r}: give True for the header {MESSAGE_ID!r}, the name of another header, or a "
+            "function of the message that returns its id"
+        )
+    if callable(dedup):
+        check_function(dedup, "dedup", topic, "the message")
+    if dedup and (timeout is None or timeout > _MAX_DEDUP_SECONDS):
+        raise ConfigurationError(
+            f"{topic}: timeout={timeout!r} with dedup=: give at most {_MAX_DEDUP_SECONDS:.0f} s, for which two "
+            "handlers of messages with one id may have to wait for each other"
+        )
 
 
 def _message(value: Any, record: Record) -> Message[Any]:
