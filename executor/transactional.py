@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import asyncpg
+from asyncpg.transaction import Transaction as OpenTransaction
 
 from ..errors import ConfigurationError, Fenced, PostgresUnavailable
 from ..jobs import (
@@ -174,7 +175,7 @@ class Transactional:
     async def _run(
         self,
         connection: asyncpg.Connection,
-        transaction: Any,
+        transaction: OpenTransaction,
         job_type: JobType[Any],
         job: Job[Any],
         entry: Entry,
@@ -262,7 +263,7 @@ class Transactional:
         except (asyncpg.PostgresError, ConfigurationError) as error:  # e.g. the password has been changed
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
-    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:
+    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, OpenTransaction]:
         """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
         connection = await self.connections.take()
         transaction = connection.transaction()
@@ -281,21 +282,21 @@ class Transactional:
             raise
         return connection, transaction
 
-    async def _undo(self, connection: asyncpg.Connection, transaction: Any, tx: Transaction | None) -> None:
+    async def _undo(self, connection: asyncpg.Connection, transaction: OpenTransaction, tx: Transaction | None) -> None:
         """What the handler has left running may go on with asyncpg's own object, which then must lead nowhere."""
         if tx is not None and tx.lent:
             connection.terminate()
         else:
             await self._roll_back(connection, transaction)
 
-    async def _roll_back(self, connection: asyncpg.Connection, transaction: Any) -> None:
+    async def _roll_back(self, connection: asyncpg.Connection, transaction: OpenTransaction) -> None:
         if connection.is_closed() or not connection.is_in_transaction():  # after COMMIT, the handler's or ours
             connection.terminate()
             return
         if await self._answered(connection, connection.execute(f"ROLLBACK AND CHAIN; {CLEAN}")):
             await self._keep(connection, transaction)
 
-    async def _keep(self, connection: asyncpg.Connection, transaction: Any) -> None:
+    async def _keep(self, connection: asyncpg.Connection, transaction: OpenTransaction) -> None:
         """asyncpg's own object ends what is chained to the transaction, which is empty."""
         if await self._answered(connection, transaction.commit()):
             self.connections.keep(connection)
@@ -316,7 +317,7 @@ class Transactional:
     async def _finish(
         self,
         connection: asyncpg.Connection,
-        transaction: Any,
+        transaction: OpenTransaction,
         job_type: JobType[Any],
         tx: Transaction,
         entry: Entry,

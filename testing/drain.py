@@ -19,7 +19,7 @@ from ..executor.queues import Entry, Lane, OriginQueue
 from ..executor.recording import array, cycle_arguments
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
-from ..jobs import Again, Committed, ErrorInfo, OutcomeName, Policy, Registry
+from ..jobs import Again, Committed, ErrorInfo, JobType, OutcomeName, Policy, Registry
 from ..schema import check, load_sql
 from ..waiting import set_within
 from .look import LONGEST_SECONDS, advance, seconds_of
@@ -397,7 +397,7 @@ def _may_share(row: asyncpg.Record) -> bool:
     return not row["failures"] and not row["losses"]
 
 
-def _payload(job_type: Any, text: str | None) -> Any:
+def _payload(job_type: JobType[Any], text: str | None) -> Any:
     """The payload as its handler got it; the stored text where it does not validate."""
     try:
         return job_type.load(text)
