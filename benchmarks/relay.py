@@ -24,8 +24,8 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ from sidings.kafka.settings import KafkaSettings
 
 from .deimos import TABLES, Deimos
 from .ours import until
+from .server import open_transaction
 
 __all__ = ["MANY", "measure"]
 
@@ -73,17 +74,6 @@ class _Stage:
         self.topics.append(name)
         await create_topic(self.kafka, name, partitions=partitions)
         return name
-
-    @asynccontextmanager
-    async def open_transaction(self) -> AsyncGenerator[None]:
-        """A transaction with an id and a snapshot of its own."""
-        connection = await asyncpg.connect(self.dsn)
-        try:
-            async with connection.transaction(isolation="repeatable_read"):
-                await connection.execute("SELECT pg_current_xact_id()")
-                yield
-        finally:
-            await connection.close()
 
     def relay(self) -> tuple[Relay, Outbox]:
         """A relay with default settings."""
@@ -242,7 +232,7 @@ async def _relay(stage: _Stage, *, many: bool = False, hold: bool = False) -> fl
         stack.push_async_callback(connection.close)
         stack.push_async_callback(outbox.close)
         if hold:
-            await stack.enter_async_context(stage.open_transaction())
+            await stack.enter_async_context(open_transaction(stage.dsn))
         await relay.start()
         stack.push_async_callback(relay.stop)
         while len(relay.held) < 16:
@@ -277,7 +267,7 @@ async def _deimos(stage: _Stage, *, many: bool = False, hold: bool = False, send
     async with AsyncExitStack() as stack:
         stack.push_async_callback(connection.close)
         if hold:
-            await stack.enter_async_context(stage.open_transaction())
+            await stack.enter_async_context(open_transaction(stage.dsn))
         await connection.executemany(_FILL, [(topic, _VALUE, _KEYS, count) for topic, count in backlog.items()])
         await connection.execute("ANALYZE kafka_messages")
         running, begin = [Deimos(stage.dsn, stage.kafka) for _ in range(senders)], asyncio.Event()
@@ -305,8 +295,9 @@ async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
 # -- cost and delay --------------------------------------------------------------------------------------
 
 
-async def _publish_cost(stage: _Stage, count: int = 3_000) -> dict[str, float]:
+async def _publish_cost(stage: _Stage) -> dict[str, float]:
     """Seconds a message, in a transaction of 100 messages each, on one connection."""
+    count = 3_000
     _, outbox = stage.relay()
     connection = await asyncpg.connect(stage.dsn)
     bare = "INSERT INTO bare_outbox (topic, key, value) VALUES ($1, $2, $3)"

@@ -98,7 +98,6 @@ class Scenario:
     compare: Sequence[Compare]
     key: str
     note: str
-    peers: bool
     kafka: bool
     spark: bool
 
@@ -113,16 +112,14 @@ def scenario(
     compare: Sequence[Compare] = (),
     key: str = "rate",
     note: str = "",
-    peers: bool = False,
     kafka: bool = False,
     spark: bool = False,
 ) -> Callable[[Callable[[Size], Sequence[Variant]]], Callable[[Size], Sequence[Variant]]]:
-    """Declare the decorated function's variants as a scenario. peers: it runs other projects' queues; kafka: it needs
-    a broker, which `Bench.kafka` is then; spark: it takes minutes, so that it is left out of short runs that do not
-    name it."""
+    """Declare the decorated function's variants as a scenario. kafka: it needs a broker, which `Bench.kafka` is then;
+    spark: it takes minutes, so that it is left out of short runs that do not name it."""
 
     def declare(variants: Callable[[Size], Sequence[Variant]]) -> Callable[[Size], Sequence[Variant]]:
-        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, peers, kafka, spark)
+        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, kafka, spark)
         return variants
 
     return declare

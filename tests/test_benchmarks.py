@@ -144,7 +144,6 @@ async def test_a_variant_that_fails_or_cannot_run_does_not_spoil_the_others():
         [Compare("good", "one"), Compare("good", "bad")],
         "rate",
         "",
-        peers=False,
         kafka=False,
         spark=False,
     )
@@ -199,7 +198,6 @@ async def test_the_cpu_beside_a_ratio_is_that_of_its_first_against_its_second():
         ],
         "rate",
         "",
-        peers=False,
         kafka=False,
         spark=False,
     )
@@ -222,9 +220,7 @@ async def test_no_further_repetition_begins_when_the_time_is_up():
     async def works(_: object) -> dict[str, float]:
         return {"rate": 1.0}
 
-    chosen = Scenario(
-        "s", "t", lambda _: [Variant("only", works)], [], "rate", "", peers=False, kafka=False, spark=False
-    )
+    chosen = Scenario("s", "t", lambda _: [Variant("only", works)], [], "rate", "", kafka=False, spark=False)
     size = replace(SIZES["tiny"], repetitions=3, seconds=1e-9)
     with patch("benchmarks.suite.foreign_cores", lambda _: lambda: 0.0), patch("benchmarks.suite.Meter"):
         [result] = await run([chosen], Mock(), size)

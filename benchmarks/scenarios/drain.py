@@ -57,7 +57,6 @@ async def _handled(bench: Bench, jobs: int, *, in_flight: int = 1) -> Figures:
     "floor reads, deletes and records the same rows by bare SQL, without a handler. The floor with handlers also "
     "makes each row's model and `Job`, awaits an async handler and records when it ran, and no more: what Python costs "
     "at the least. It records one batch at a time, as the floor does, or has two in flight, as ours has.",
-    peers=True,
 )
 def drain(size: Size) -> Sequence[Variant]:
     jobs = size.jobs(200_000)
@@ -86,7 +85,6 @@ def drain(size: Size) -> Sequence[Variant]:
     ],
     note="Jobs of one group run one at a time, in order. The floor takes the same rows in any order. Peers without "
     "ordered groups are left out. The target of 3 × is that of the best peer, Graphile Worker.",
-    peers=True,
 )
 def groups(size: Size) -> Sequence[Variant]:
     jobs, count = (GROUPS * EACH, GROUPS) if size.name != "tiny" else (500, 10)
@@ -117,7 +115,6 @@ def groups(size: Size) -> Sequence[Variant]:
     note="A job of a group starts when the end of the one before it has been committed: one group is as fast as "
     "commits follow each other on the disk, and several share them. Peers with ordered groups drain one, of fewer "
     "jobs, and not in the short run.",
-    peers=True,
 )
 def hot(size: Size) -> Sequence[Variant]:
     rivals = peers.variants("hot", size) if size.name != "short" else []  # which has to end within 10 minutes

@@ -67,7 +67,6 @@ async def _floor_bulk(bench: Bench, jobs: int, *, plain: bool) -> Figures:
     "target: `plain floor`, the same into a table with a key and one more index and nothing of ours, which shows "
     "what our columns and indexes cost; and that in autocommit: one round trip instead of three. Peers do what "
     "their enqueue call does on a connection of its own.",
-    peers=True,
 )
 def enqueue(size: Size) -> Sequence[Variant]:
     jobs = size.jobs(10_000)
@@ -96,7 +95,6 @@ def enqueue(size: Size) -> Sequence[Variant]:
     note="The target means `floor`: INSERT … SELECT FROM unnest() of the same rows into the same table with its "
     "indexes, from arrays of text that are ready. `plain floor` is the same into a table with a key and one more "
     "index. Ours begins with pydantic models, which it validates and turns into JSON, and opens a transaction.",
-    peers=True,
 )
 def bulk(size: Size) -> Sequence[Variant]:
     jobs = size.jobs(100_000, least=1_000)

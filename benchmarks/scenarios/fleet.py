@@ -14,12 +14,14 @@ from ..worker import Worker
 
 __all__: list[str] = []
 
+_ORIGINS = 100
 
-async def _fleet(bench: Bench, jobs: int, executors: int, origins: int = 100) -> Figures:
+
+async def _fleet(bench: Bench, jobs: int, executors: int) -> Figures:
     dsn = await ours.fresh(bench)
-    await ours.seed(dsn, jobs, spread=origins)
+    await ours.seed(dsn, jobs, spread=_ORIGINS)
     await bench.server.settle(dsn)
-    names = ours.origins(origins)
+    names = ours.origins(_ORIGINS)
     async with AsyncExitStack() as stack:
         made = [Worker(dsn, names[n::executors]) for n in range(executors)]
         workers = [await stack.enter_async_context(worker) for worker in made]
@@ -100,14 +102,14 @@ def idle(size: Size) -> Sequence[Variant]:
     ]
 
 
-async def _takeover(bench: Bench, *, kill: bool, lease: float, origins: int = 100) -> Figures:
+async def _takeover(bench: Bench, *, kill: bool, lease: float) -> Figures:
     dsn = await ours.fresh(bench)
-    names = ours.origins(origins)
+    names = ours.origins(_ORIGINS)
     async with Worker(dsn, names, lease_seconds=lease) as former, Worker(dsn, names, lease_seconds=lease) as heir:
         former.go(1)
         await ours.until(lambda: bool(former.state["held"]))
-        await ours.seed(dsn, origins, spread=origins)
-        await ours.until(lambda: former.state["done"] >= origins)
+        await ours.seed(dsn, _ORIGINS, spread=_ORIGINS)
+        await ours.until(lambda: former.state["done"] >= _ORIGINS)
         # The heir's assignment is the same generation: it may not ask for what the other still holds.
         heir.go(1)
         await asyncio.sleep(0.5)

@@ -94,7 +94,6 @@ async def _from_elsewhere(dsn: str, rate: int, seconds: float, *, notify: bool) 
     "does not count. Beside a type that hangs: 2,000 jobs of another type, none of which ends. "
     "The CPU is that of the process of the handlers; in the same process, the producer's is part "
     "of it.",
-    peers=True,
 )
 def latency(size: Size) -> Sequence[Variant]:
     told, polled, notified = ({"wake": how} for how in ("after commit", "polling, 100 ms", "notify=True"))

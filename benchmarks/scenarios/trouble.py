@@ -159,7 +159,6 @@ async def _drain_with(bench: Bench, jobs: int, *, open: bool) -> Figures:
     ],
     note="Nothing that is deleted can be cleaned up. With --long the drain takes more than 35 s, for which the target "
     "is stated: see the seconds of work.",
-    peers=True,
 )
 def left_open(size: Size) -> Sequence[Variant]:
     jobs, repetitions = (size.jobs(200_000), None) if not size.long else (4_000_000, 2)
