@@ -75,15 +75,13 @@ class RebalanceListener(ConsumerRebalanceListener):
     Args:
         patience_seconds: After partitions were revoked, how long to wait for the next assignment before the jobs are
             drained. A rebalance that takes longer is none that this process takes part in.
-        on_refused: Gets the `ConfigurationError` where the consumer breaks these rules. None: it is raised.
     """
 
-    def __init__(
-        self, assign: Assign, *, patience_seconds: float = 60.0, on_refused: Callable[[Exception], None] | None = None
-    ) -> None:
+    def __init__(self, assign: Assign, *, patience_seconds: float = 60.0) -> None:
         self._assign = assign
         self._patience_seconds = patience_seconds
-        self.on_refused = on_refused
+        # Gets the error where the consumer breaks these rules. None: it is raised.
+        self.on_refused: Callable[[Exception], None] | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._generation = 0
