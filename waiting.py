@@ -1,7 +1,7 @@
 """Waiting for an event, or for the time that it may take."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 __all__ = ["done_unless_set", "set_within", "unless_set"]
@@ -19,7 +19,7 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
-async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_set(event: asyncio.Event, work: Awaitable[T]) -> T | None:
     """What `work` returns; None where `event` is set before it has ended, which cancels it."""
     working = asyncio.ensure_future(work)
     interrupted = asyncio.ensure_future(event.wait())

@@ -81,8 +81,7 @@ class Producer:
             headers=headers,
             partition_key=partition_key,
             timestamp=timestamp,
-            max_bytes=self._settings.max_message_bytes,
-            correlation_header=self._settings.correlation_header,
+            settings=self._settings,
         )
         await self.send_many([message])
 

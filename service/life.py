@@ -9,13 +9,14 @@ from multiprocessing import current_process
 from types import TracebackType
 from typing import Any
 
-from ..errors import ConfigurationError, PostgresUnavailable
+from ..errors import ConfigurationError, DirectoryNotReady, PostgresUnavailable
 from ..executor import PostgresSettings, check_schema
 from ..jobs import Registry
 from ..jobs.tracing import tracing
 from ..kafka import Consumer, Directory, KafkaExecutor
 from ..schema import REFUSED, refusal
 from ..supervision import Supervisor, raise_only
+from ..waiting import unless_set
 from .configuration import Configuration
 from .lookups import look_up_apart
 from .monitor import Monitor, ProblemMetrics
@@ -262,16 +263,11 @@ class Life:
 
     async def _directories_ready(self) -> None:
         """Return when all are, or when the service stops."""
-        ready = asyncio.gather(*(directory.wait_ready() for directory in self._subscriptions.directories.values()))
-        stopping = asyncio.ensure_future(self._giving_up.wait())
+        directories = self._subscriptions.directories.values()
         try:
-            await asyncio.wait([ready, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if ready.done() and ready.exception() is not None:
-                await stopping  # one has ended, which ends the service
-        finally:
-            ready.cancel()
-            stopping.cancel()
-            await asyncio.gather(ready, stopping, return_exceptions=True)
+            await unless_set(self._giving_up, asyncio.gather(*(directory.wait_ready() for directory in directories)))
+        except DirectoryNotReady:  # one has ended, which ends the service
+            await self._giving_up.wait()
 
     # -- end --------------------------------------------------------------------------------------------------------
 

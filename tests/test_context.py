@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 from sidings import Job, LogContext, Message, Registry, Retry, Transaction, correlated, current_headers
 from sidings.jobs.context import current_work, missing_headers, travelling
+from sidings.kafka.outbox import OutboxSettings
 from sidings.kafka.outbox.message import headers_from_text, outgoing
 from tenacity import stop_after_attempt, wait_none
 
@@ -118,7 +119,7 @@ def test_several_hand_on_what_they_have_in_common() -> None:
 def test_a_published_message_carries_the_current_headers() -> None:
     with correlated("c-1", traceparent=TRACE):
         message = outgoing("t", key="k", value=None, headers={"a": b"\xff"}, partition_key=None, timestamp=None,
-                           max_bytes=1_000, correlation_header="Correlation-Id")  # fmt: skip
+                           settings=OutboxSettings(correlation_header="Correlation-Id"))  # fmt: skip
     sent = dict(headers_from_text(message.headers))
     assert sent == {"a": b"\xff", "Correlation-Id": b"c-1", "traceparent": TRACE.encode()}
 
@@ -128,7 +129,7 @@ def test_a_correlation_id_that_is_given_is_the_only_one_of_its_message_under_any
     """The current one came behind it, and of two headers of one name the last counts."""
     with correlated("c-1", traceparent=TRACE):
         message = outgoing("t", key="k", value=None, headers={given: "own"}, partition_key=None, timestamp=None,
-                           max_bytes=1_000, correlation_header="x-request-id")  # fmt: skip
+                           settings=OutboxSettings(correlation_header="x-request-id"))  # fmt: skip
     assert headers_from_text(message.headers) == [(given, b"own"), ("traceparent", TRACE.encode())]
 
 

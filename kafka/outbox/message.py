@@ -15,6 +15,7 @@ from ...jobs.doubts import may_hold_floats
 from ...jobs.lossy import HALF, MASK, STAR, has_half_characters, held_by, loses_numbers, masks_secret, told
 from ..message import possible_topic
 from .errors import InvalidMessage
+from .settings import OutboxSettings
 
 __all__ = [
     "Headers",
@@ -51,8 +52,7 @@ def outgoing(
     headers: Headers | None,
     partition_key: str | bytes | None,
     timestamp: datetime | None,
-    max_bytes: int,
-    correlation_header: str = CORRELATION_ID,
+    settings: OutboxSettings,
 ) -> Outgoing:
     """Check and serialise one message, with the current correlation id and trace. Raises `InvalidMessage`."""
     _check_topic(topic)
@@ -60,7 +60,7 @@ def outgoing(
         raise InvalidMessage(
             f"timestamp={timestamp!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
         )
-    text = _headers_text(headers, correlation_header)
+    text, max_bytes = _headers_text(headers, settings.correlation_header), settings.max_message_bytes
     raw_key, raw_value = _content(topic, key, value, text, max_bytes)
     raw_partition_key = _raw("partition_key", partition_key)
     if len(raw_partition_key or b"") > max_bytes:
@@ -71,15 +71,11 @@ def outgoing(
 
 
 def outgoing_many(
-    topic: str,
-    messages: Iterable[tuple[str | bytes | None, Value]],
-    *,
-    max_bytes: int,
-    correlation_header: str = CORRELATION_ID,
+    topic: str, messages: Iterable[tuple[str | bytes | None, Value]], *, settings: OutboxSettings
 ) -> list[Outgoing]:
     """`outgoing` for pairs of key and value: what they have in common is looked at once."""
     _check_topic(topic)
-    text = _headers_text(None, correlation_header)
+    text, max_bytes = _headers_text(None, settings.correlation_header), settings.max_message_bytes
     if not hasattr(messages, "__iter__"):
         raise InvalidMessage(f"messages= is a {type(messages).__name__}: give a list of pairs of key and value")
     pairs = list(messages)

@@ -176,7 +176,7 @@ class Outbox:
         Args:
             messages: Pairs of key and value. All else is as in `publish`.
         """
-        made = self._messages(topic, messages)
+        made = outgoing_many(topic, messages, settings=self.settings)
         if self._is_direct(topic):
             await self._sender().send_many(made)
             return Receipt()
@@ -209,7 +209,8 @@ class Outbox:
         self, connection: AnySyncConnection, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
         """`publish_many` for synchronous code, on a connection as in `publish_sync`."""
-        return self._store_sync(connection, topic, self._many(topic, self._messages(topic, messages)))
+        made = outgoing_many(topic, messages, settings=self.settings)
+        return self._store_sync(connection, topic, self._many(topic, made))
 
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
@@ -395,14 +396,7 @@ class Outbox:
             headers=headers,
             partition_key=partition_key,
             timestamp=timestamp,
-            max_bytes=self.settings.max_message_bytes,
-            correlation_header=self.settings.correlation_header,
-        )
-
-    def _messages(self, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]) -> list[Outgoing]:
-        settings = self.settings
-        return outgoing_many(
-            topic, messages, max_bytes=settings.max_message_bytes, correlation_header=settings.correlation_header
+            settings=self.settings,
         )
 
     def _one(self, m: Outgoing) -> Statement:
