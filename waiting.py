@@ -1,10 +1,11 @@
 """Waiting for an event, or for the time that it may take."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["done_unless_set", "set_within", "unless_set"]
+__all__ = ["done_unless_set", "poll", "set_within", "unless_set"]
 
 T = TypeVar("T")
 
@@ -17,6 +18,15 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def poll(event: asyncio.Event, seconds: float) -> None:
+    """Wait until `event` is set, for `seconds` at most, give or take a fifth: many shall not all look at once. Where it
+    is set already, others have their turn first."""
+    if event.is_set():
+        await asyncio.sleep(0)
+    else:
+        await set_within(event, seconds * random.uniform(0.8, 1.2))
 
 
 async def unless_set(event: asyncio.Event, work: Awaitable[T]) -> T | None:

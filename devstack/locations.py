@@ -1,13 +1,17 @@
 """Where the devstack keeps things, and which ports it takes."""
 
+import fcntl
 import os
 import random
 import socket
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .errors import DevstackError
 
-__all__ = ["cache_directory", "free_port", "free_ports", "home", "is_free"]
+__all__ = ["cache_directory", "free_port", "free_ports", "home", "is_free", "locked"]
 
 # Below the range that systems hand out to outgoing connections (32768 and up on Linux, 49152 on macOS). A
 # port of that range could be taken by any client while its server is down; and a client that retries
@@ -25,6 +29,14 @@ def cache_directory() -> Path:
     """What is fetched once per user lives here: `$XDG_CACHE_HOME/sidings`, else `~/.cache/sidings`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "sidings"
+
+
+@contextmanager
+def locked(path: Path) -> Generator[IO[str]]:
+    """One process at a time: the others wait. Who inherits the open file has the lock, too."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 def free_port() -> int:

@@ -1,7 +1,6 @@
 """A real Postgres 18 server of one's own, on a loopback port."""
 
 import ctypes
-import fcntl
 import secrets
 import shutil
 import signal
@@ -15,7 +14,7 @@ from urllib.parse import quote
 from .accounts import open_directory, server_account
 from .binaries import postgres_program
 from .errors import ServerStartError, ServerStateError
-from .locations import LOOPBACK, free_port, is_free
+from .locations import LOOPBACK, free_port, is_free, locked
 from .process import ServerProcess, clean_environment
 from .state import SavedState, ServerStatus, describe
 
@@ -188,8 +187,7 @@ class Postgres:
         """Create the cluster, unless there is one. The password of one that is created is stored last: what a killed
         process has left of it is deleted. Returns whether it was created."""
         # An `initdb` whose starter was killed goes on, and has the lock until it ends.
-        with (self.directory / "initdb.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.directory / "initdb.lock") as lock:
             self._unlock(data / "postmaster.pid")
             left = list(data.iterdir())
             if left and "password" in self._state:

@@ -1,17 +1,16 @@
 """A directory for the servers of one test session, and the removal of what killed sessions left behind."""
 
-import fcntl
 import logging
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from .kafka import Kafka
-from .locations import home
+from .locations import home, locked
 from .postgres import Postgres
 from .process import birth
 
@@ -49,12 +48,9 @@ def sweep(home: Path) -> None:
             _sweep(sessions)
 
 
-@contextmanager
-def _alone(sessions: Path) -> Generator[None]:
+def _alone(sessions: Path) -> AbstractContextManager[object]:
     # Else two would remove the same leftovers, or one would look into a directory that another is deleting.
-    with sessions.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locked(sessions.with_suffix(".lock"))
 
 
 def _sweep(sessions: Path) -> None:

@@ -1,16 +1,14 @@
 """Both servers together: what the command line, the demo and the test fixtures use."""
 
-import fcntl
 import os
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from .binaries import java
 from .errors import ServerStateError
 from .kafka import Kafka
-from .locations import home
+from .locations import home, locked
 from .postgres import Postgres
 from .sessions import sweep
 from .state import ServerStatus
@@ -116,13 +114,10 @@ class Stack:
         if self.directory == home():  # only there are any
             sweep(self.directory)
 
-    @contextmanager
-    def _lock(self) -> Generator[None]:
+    def _lock(self) -> AbstractContextManager[object]:
         # Two `up` at the same time would both create a cluster in one directory.
         self.directory.mkdir(parents=True, exist_ok=True)
-        with (self.directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return locked(self.directory / "lock")
 
 
 def ensure(directory: Path | str | None = None) -> Endpoints:

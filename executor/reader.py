@@ -15,7 +15,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
-from ..waiting import set_within
+from ..waiting import poll
 from .clock import now
 from .delivery import HEADER, Delivery
 from .glance import GLANCE_FROM, glance
@@ -122,7 +122,7 @@ class Reader:
         """Read for ever."""
         backoff = Backoff()
         while True:
-            await self._wait()
+            await poll(self._woken, self._poll_seconds)
             polled = not self._woken.is_set()
             self._woken.clear()
             if not any(not queue.draining for queue in self._scheduler.origins.values()):
@@ -180,12 +180,6 @@ class Reader:
         self._planner.took_too_long(plan)
         if self._too_long > 2:
             await self._link.be_patient()
-
-    async def _wait(self) -> None:
-        if self._woken.is_set():
-            await asyncio.sleep(0)
-            return
-        await set_within(self._woken, self._poll_seconds * random.uniform(0.8, 1.2))
 
     async def _put_right(self, top: int) -> None:
         """A job stands beyond what the sequence of positions has drawn: bring them together, and read what may stand

@@ -65,18 +65,18 @@ class OffsetStore:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
         topics, numbers = [p.topic for p in partitions], [p.partition for p in partitions]
         asked = await self._link.fetch(self._load_sql, topics, numbers)
-        rows = [row for row in asked if row["next_offset"] is not None]
         for row in asked:
-            tp = TopicPartition(row["topic"], row["partition"])
+            tp = _partition_of(row)
             if row["next_offset"] is None and self._timelines.get(tp, row["timeline"]) != row["timeline"]:
                 self._lost.add(tp)
             else:
                 self._lost.discard(tp)
-        self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
-        self._timelines |= {TopicPartition(row["topic"], row["partition"]): row["timeline"] for row in rows}
-        self._topic_ids |= {TopicPartition(row["topic"], row["partition"]): row["topic_id"] for row in rows}
-        self._epochs |= {TopicPartition(row["topic"], row["partition"]): row["leader_epoch"] for row in rows}
-        return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
+        stored = {_partition_of(row): row for row in asked if row["next_offset"] is not None}
+        self._resets |= {tp: row["resets"] for tp, row in stored.items()}
+        self._timelines |= {tp: row["timeline"] for tp, row in stored.items()}
+        self._topic_ids |= {tp: row["topic_id"] for tp, row in stored.items()}
+        self._epochs |= {tp: row["leader_epoch"] for tp, row in stored.items()}
+        return {tp: row["next_offset"] for tp, row in stored.items()}
 
     def resets(self, partition: TopicPartition) -> int:
         """How often a person had reset the offset when it was loaded."""
@@ -106,7 +106,7 @@ class OffsetStore:
         that has lost commits. Raises `PostgresUnavailable`."""
         rows = await self._link.fetch(self._resets_sql)
         timeline: str = rows[0]["timeline"]
-        found = {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows if row["topic"]}
+        found = {_partition_of(row): row["resets"] for row in rows if row["topic"]}
         reset = {tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets}
         return [*reset, *(tp for tp, its in self._timelines.items() if its != timeline and tp not in reset)]
 
@@ -142,5 +142,9 @@ class OffsetStore:
 
 def _demand(moves: Collection[Move], rows: Collection[asyncpg.Record]) -> None:
     if len(rows) != len(moves):
-        moved = {TopicPartition(row["topic"], row["partition"]) for row in rows}
+        moved = {_partition_of(row) for row in rows}
         raise OffsetsMoved([move.tp for move in moves if move.tp not in moved])
+
+
+def _partition_of(row: asyncpg.Record) -> TopicPartition:
+    return TopicPartition(row["topic"], row["partition"])

@@ -15,7 +15,7 @@ from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link, ReadMarks, now
 from ...outage import Outage
 from ...schema import load_sql
-from ...waiting import set_within
+from ...waiting import poll
 from .backlog import Backlog, Lane, Row, Slot, id_of
 
 __all__ = ["Reader"]
@@ -98,7 +98,7 @@ class Reader:
         """Read for ever."""
         backlog, backoff, outage = self._backlog, Backoff(), self.outage
         while True:
-            await self._wait()
+            await poll(self._woken, self._poll_seconds)
             self._woken.clear()
             plan = self._plan()
             if not plan.slots:
@@ -166,12 +166,6 @@ class Reader:
     def _most_held(self) -> int:
         """Of large messages, memory has fewer than the window."""
         return max(1, int(_HELD_BYTES / self._row_bytes))
-
-    async def _wait(self) -> None:
-        if self._woken.is_set():
-            await asyncio.sleep(0)
-            return
-        await set_within(self._woken, self._poll_seconds * random.uniform(0.8, 1.2))
 
     def _plan(self) -> _Plan:
         backlog = self._backlog
