@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Container, Generator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -79,31 +79,14 @@ def reading(
         raise ConfigurationError(f"the directory for scratch, {scratch}, is not there: make it")
     folder = Path(tempfile.mkdtemp(prefix="sidings-history-", dir=scratch)).resolve()
     try:
-        files = archived_parts(archive) if archive is not None else {}
         parts: list[DataFrame] = []
-        unknown = _others(selection, {day for day, _ in files})
         if postgres is not None:
-            copy, whole = str(folder / "attempts"), False
-            while not whole:
-                shutil.rmtree(copy, ignore_errors=True)
-                with (
-                    asyncio.Runner() as runner,
-                    _transaction(runner, postgres, schema, selection) as (connection, days),
-                ):
-                    snapshot = runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
-                    if archive is not None:
-                        runner.run(_same_service(connection, schema, archive, service))
-                        files = archived_parts(archive)  # since the snapshot: with all that it shows as dropped
-                    files = runner.run(_only_archived(connection, schema, selection, set(days), archive, files))
-                    limits = unlimited(connection, "LOCAL")
-                    rows = _out_of_postgres(
-                        spark, postgres, schema, snapshot, selection, _slices(selection, days), limits
-                    )
-                    run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
-                    whole = not runner.run(_divided(connection, schema, selection, days))
-                    others = _others(selection, {*days, *(day for day, _ in files)})
-                    unknown = runner.run(_without_rows(connection, schema, others))
+            copy = str(folder / "attempts")
+            files, unknown = _copied(spark, selection, copy, postgres, schema, archive, service)
             parts.append(_parquet(spark, copy))
+        else:
+            files = archived_parts(archive) if archive is not None else {}
+            unknown = _others(selection, {day for day, _ in files})
         chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
         found = _states(chosen)
         for file in chosen:
@@ -118,10 +101,7 @@ def reading(
                 " second and what ran at once, are as if nothing had run then",
                 len(unknown), len(selection.days()), unknown[0],
             )  # fmt: skip
-        out = parts[0]
-        for part in parts[1:]:
-            out = out.unionByName(part)
-        yield out
+        yield reduce(DataFrame.unionByName, parts)
         now = _states(chosen)
         if changed := [file for file in chosen if now.get(file) != found.get(file)]:
             raise SidingsError(
@@ -130,6 +110,32 @@ def reading(
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copied(
+    spark: SparkSession,
+    selection: Selection,
+    copy: str,
+    postgres: str,
+    schema: str,
+    archive: Path | None,
+    service: str | None,
+) -> tuple[dict[tuple[date, int], Path], list[date]]:
+    """Copy to `copy` what Postgres has of the window, of one snapshot; again where a day has been divided meanwhile.
+    Returns the files whose rows are in the archive alone, and the days of which nothing is known."""
+    while True:
+        shutil.rmtree(copy, ignore_errors=True)
+        with asyncio.Runner() as runner, _transaction(runner, postgres, schema, selection) as (connection, days):
+            snapshot = runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
+            if archive is not None:
+                runner.run(_same_service(connection, schema, archive, service))
+            files = runner.run(_only_archived(connection, schema, selection, set(days), archive))
+            limits = unlimited(connection, "LOCAL")
+            rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days), limits)
+            run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
+            if not runner.run(_divided(connection, schema, selection, days)):
+                others = _others(selection, {*days, *(day for day, _ in files)})
+                return files, runner.run(_without_rows(connection, schema, others))
 
 
 def check_source(postgres: str | None, schema: str, archive: Path | None) -> None:
@@ -218,12 +224,7 @@ async def _same_service(connection: "Connection", schema: str, archive: Path, se
 
 
 async def _only_archived(
-    connection: "Connection",
-    schema: str,
-    selection: Selection,
-    days: set[date],
-    archive: Path | None,
-    files: dict[tuple[date, int], Path],
+    connection: "Connection", schema: str, selection: Selection, days: set[date], archive: Path | None
 ) -> dict[tuple[date, int], Path]:
     """The files whose rows are in the archive alone: those of partitions that were dropped, here. Later ones, entered
     or not, are in Postgres too."""
@@ -236,6 +237,7 @@ async def _only_archived(
                 f"{sum(row['rows'] for row in lost):,}", lost[0]["day"], lost[0]["location"],
             )  # fmt: skip
         return {}
+    files = archived_parts(archive)  # since the snapshot: with all that it shows as dropped
     if lost := [row for row in dropped if (row["day"], row["part"]) not in files]:
         first = lost[0]
         raise ConfigurationError(
