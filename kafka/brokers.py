@@ -55,6 +55,7 @@ T = TypeVar("T")
 _NEXT_SECONDS = 1.0  # without an answer, before another broker is asked, too
 _LATE_SECONDS = 3.0  # for an answer; then others are asked who leads what, and are preferred
 _CONNECT_SECONDS = 5.0  # for a first try to connect, authentication included; twice as long for each further one
+_LATELY_SECONDS = 60.0  # what is in the way of anything is tried again within them; a try may take most of that
 _LEAST_MS = 3_000  # the share of an address, be there ever so many
 _LEAST_BYTES = 64 * 1024  # of a fetch, however slow the network is; Kafka sends a larger first batch all the same
 _AGAIN_SECONDS = 0.1  # before the next question who leads what, or for what a broker lets nobody read
@@ -94,9 +95,10 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
 
 
 def unreached(client: Any) -> str:
-    """Brokers to which the last try to connect has failed, and where: the end of a sentence, or nothing. The addresses
-    are not those that the client was given, and aiokafka tells them nowhere. Any thread may ask."""
-    known = [client.cluster.broker_metadata(node) for node, _ in list(client.failed_at)]
+    """Brokers to which the last try to connect has just failed, and where: the end of a sentence, or nothing. The
+    addresses are not those that the client was given, and aiokafka tells them nowhere. Any thread may ask."""
+    since = time.monotonic() - _LATELY_SECONDS
+    known = [client.cluster.broker_metadata(node) for (node, _), at in list(client.failed_at.items()) if at > since]
     some = ", ".join(f"broker {one.nodeId} at {one.host}:{one.port}" for one in dict.fromkeys(known) if one)
     return f": no connection to {some}, as brokers tell their clients (advertised.listeners)" if some else ""
 

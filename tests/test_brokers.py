@@ -156,6 +156,23 @@ async def test_a_broker_that_is_not_connected_to_in_time_is_tried_once_for_all_w
     assert client.connecting == {}
 
 
+async def test_a_broker_that_could_not_be_connected_to_long_ago_is_blamed_for_nothing(client, clock, monkeypatch):
+    """Nobody has wanted to connect to it since, as where its partitions are led by others: no success ends it."""
+
+    async def connect(_: Any, node: int, *, group: int, **__: Any) -> Any:
+        return None if group else SimpleNamespace(connected=lambda: True)
+
+    monkeypatch.setattr(AIOKafkaClient, "_get_conn", connect)
+    assert await client._get_conn(1, group=1) is None
+    assert await client._get_conn(1) is not None
+    clock.now += 50
+    assert "broker 1 at kafka:9091" in unreached(client), "a try that hangs takes most of a minute"
+    clock.now += 50
+    assert unreached(client) == ""
+    assert await client._get_conn(1, group=1) is None
+    assert "broker 1 at kafka:9091" in unreached(client), "it was tried again"
+
+
 async def test_who_answers_is_asked_before_who_throttles_and_who_says_nothing_last(client, clock):
     client._conns = {(2, 0): SimpleNamespace(connected=lambda: True)}
     order = [client._nodes() for _ in range(20)]
