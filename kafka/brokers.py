@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -73,12 +73,14 @@ _OF_A_CONNECTION = (
 )
 
 
-def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = None, makes_topics: bool = True) -> None:
+def go_around_hanging_brokers(
+    client: Any, *, session_seconds: float | None = None, wanted: Callable[[], Collection[str]] = frozenset
+) -> None:
     """Let `client`, one of aiokafka's own inner ones that has not connected yet, do so. session_seconds: without an
-    answer to a heartbeat for so long, the group's coordinator is looked for anew. makes_topics: whether brokers that
-    make topics which are asked for do so for this client."""
+    answer to a heartbeat for so long, the group's coordinator is looked for anew. wanted: the topics that brokers make
+    where they are not there, if they make those that are asked for; of no others, as one that somebody has deleted."""
     client.__class__ = _Client
-    client.makes_topics = makes_topics
+    client.wanted = wanted
     client._get_conn_lock_value = nullcontext()  # one for each broker stands in its place
     client.session_seconds = session_seconds
     client.patience = defaultdict(lambda: _CONNECT_SECONDS)
@@ -118,7 +120,7 @@ class _Client(AIOKafkaClient):
     was last told who leads what, and updated_of: of which topics."""
 
     session_seconds: float | None
-    makes_topics: bool
+    wanted: Callable[[], Collection[str]]
     patience: defaultdict[Any, float]
     locks: defaultdict[Any, asyncio.Lock]
     connecting: dict[Any, float]
@@ -357,13 +359,20 @@ class _Client(AIOKafkaClient):
     async def _update_metadata(self, cluster_metadata: Any, topics: Any) -> bool:
         """As aiokafka's `_metadata_update`, which waits for one broker before it asks the next one, and always lets
         brokers make topics."""
-        request = MetadataRequest(list(topics) if topics else None, self.makes_topics)
         nodes = self._nodes()
-        if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or (self.makes_topics and len(nodes) < 2):
+        if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or not nodes:
             await self._let_through(next(iter(nodes), None))
             return await super()._metadata_update(cluster_metadata, topics)
+
+        async def ask(these: list[str] | None, *, make: bool) -> Any:
+            return await _first([partial(self._ask, node, MetadataRequest(these, make)) for node in nodes])
+
         try:
-            metadata = await _first([partial(self._ask, node, request) for node in nodes])
+            metadata = await ask(list(topics) if topics else None, make=False)
+            missing = {topic for code, topic, *_ in metadata.topics if code == UnknownTopicOrPartitionError.errno}
+            if new := missing.intersection(self.wanted()):  # alone, or all that are missing were made
+                made = await ask(list(new), make=True)
+                metadata.topics = [one for one in metadata.topics if one[1] not in new] + made.topics
         except (KafkaError, TimeoutError) as error:
             self.unanswered.failed(f"{error!r}, of brokers {nodes}")
             cluster_metadata.failed_update(None)

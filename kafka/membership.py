@@ -115,7 +115,14 @@ def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
         max_poll_interval_ms=_NO_POLL_LIMIT_MS,
         partition_assignment_strategy=[assignor],
     )
-    go_around_hanging_brokers(client._client, session_seconds=settings.session_seconds)  # pyright: ignore[reportPrivateUsage]
+    inner: Any = client._client  # pyright: ignore[reportPrivateUsage]
+    there = set[str]()  # at some time; one that is not any more was deleted
+
+    def remember(cluster: Any) -> None:
+        there.update(cluster.topics())
+
+    inner.cluster.add_listener(remember)
+    go_around_hanging_brokers(inner, session_seconds=settings.session_seconds, wanted=lambda: inner._topics - there)
     return client
 
 

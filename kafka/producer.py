@@ -144,8 +144,6 @@ class Producer:
         except NO_TOPIC:  # it says nothing about what others have under way
             if futures and not alone:
                 self._retire(sender)
-            else:
-                sender.forget(topic)
             if sender.users == 1:
                 sender.silent_since = None
             raise

@@ -530,9 +530,6 @@ class SimSender:
         self._known.add(topic)
         return list(range(self.world.partitions))
 
-    def forget(self, topic: str) -> None:
-        self._known.discard(topic)
-
     def batch(self) -> SimBatch:
         return SimBatch(self.batch_bytes)
 

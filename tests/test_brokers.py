@@ -191,6 +191,33 @@ async def test_who_answers_is_asked_before_who_throttles_and_who_says_nothing_la
     assert client._nodes() == [1, 2], "it does not take a connection"
 
 
+async def test_brokers_are_let_make_what_is_wanted_and_nothing_that_is_asked_for_beside_it(client):
+    """Each refresh asked for all topics with leave to make them, so that those came back that somebody had deleted."""
+    asked, told, there = list[Any](), list[Any](), {"old"}
+
+    async def send(request: Any) -> Any:
+        asked.append((sorted(request._topics), request._allow_auto_topic_creation))
+        answer = [(0 if name in there else 3, name, False, []) for name in request._topics]
+        there.update(request._topics if request._allow_auto_topic_creation else ())
+        return SimpleNamespace(brokers=[1], topics=answer)
+
+    async def refresh() -> list[tuple[str, int]]:
+        asked.clear()
+        assert await client._metadata_update(client.cluster, {"old", "deleted", "new"})
+        return sorted((name, code) for code, name, *_ in told.pop().topics)
+
+    client._conns = {(1, 0): SimpleNamespace(connected=lambda: True, send=send)}
+    client.cluster.update_metadata = told.append
+    client.wanted = lambda: ["old", "new", "another"]
+    assert await refresh() == [("deleted", 3), ("new", 3), ("old", 0)]
+    assert asked == [(["deleted", "new", "old"], False), (["new"], True)]
+    assert await refresh() == [("deleted", 3), ("new", 0), ("old", 0)]
+    there.discard("old")
+    client.wanted = frozenset
+    assert await refresh() == [("deleted", 3), ("new", 0), ("old", 3)]
+    assert asked == [(["deleted", "new", "old"], False)]
+
+
 async def test_a_broker_whose_answer_is_late_is_known_for_it_until_it_has_come(client, monkeypatch):
     monkeypatch.setattr(brokers, "_LATE_SECONDS", 0.01)
     answered = asyncio.Event()

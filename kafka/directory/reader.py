@@ -66,7 +66,7 @@ class Reader:
         self._topic = topic
         self._seconds = settings.request_seconds
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
-        go_around_hanging_brokers(self._client._client, makes_topics=False)  # pyright: ignore[reportPrivateUsage]
+        go_around_hanging_brokers(self._client._client)  # pyright: ignore[reportPrivateUsage]
         self._epochs = LeaderEpochs(self._client, {})
         self._closed = asyncio.Event()
         self._contact = membership.Contact(self._client)

@@ -171,8 +171,6 @@ class Rounds:
         except KafkaConnectionError as error:  # it may have ended to ask who leads what, for good
             raise self._senders.failure(sender, error) from error
         except KafkaError as error:
-            if isinstance(error, NO_TOPIC):
-                sender.forget(self.lane.topic)
             raise Failed(error, cut=sender.closed) from error
         finally:
             slow.cancel()

@@ -53,13 +53,15 @@ class Sender:
             max_request_size=settings.max_message_bytes,
             compression_type=settings.compression,
         )
-        go_around_hanging_brokers(self._producer.client)
+        go_around_hanging_brokers(self._producer.client, wanted=self._wanted)
+        self._producer.client.cluster.add_listener(self._forget)
         self.idempotent = idempotent
         self.batch_bytes = settings.batch_bytes
         self.users = 0
         self.silent_since: float | None = None
         self.closed = False
         self.retired = False
+        self._asked_for: list[str] = []  # topics, by whoever is about to send
 
     async def start(self) -> None:
         """Connect. Raises `KafkaUnavailable`."""
@@ -84,6 +86,7 @@ class Sender:
         # Where it has asked for no topic yet, a refresh brings all. When it then asks for a missing one, it forgets
         # those that it has not asked for, and who leads the partitions of what waits for its turn.
         client._topics.add(topic)
+        self._asked_for.append(topic)
         try:
             async with asyncio.timeout(timeout):
                 return sorted(await self._producer.partitions_for(topic))
@@ -91,10 +94,22 @@ class Sender:
             if client.cluster._last_successful_refresh_ms == told:
                 raise KafkaConnectionError(f"Kafka does not say which partitions {topic!r} has") from None
             raise UnknownTopicOrPartitionError(f"the topic {topic!r} does not exist") from None
+        finally:
+            self._asked_for.remove(topic)
+            if client.cluster.partitions_for_topic(topic) is None:
+                self._forget(client.cluster)
 
-    def forget(self, topic: str) -> None:
-        """Ask Kafka no more for a topic that is not there; aiokafka would for ever, and log an error each time."""
-        cast(Any, self._producer.client)._topics.discard(topic)
+    def _wanted(self) -> set[str]:
+        """The topics that something is on its way to."""
+        accumulator = cast(Any, self._producer)._message_accumulator
+        batches = chain(*accumulator._batches.values(), accumulator._pending_batches)
+        return {*self._asked_for, *(batch.tp.topic for batch in batches)}
+
+    def _forget(self, cluster: Any) -> None:
+        """Ask Kafka no more for topics that are not there, until somebody sends to them. aiokafka would for ever, and
+        log an error each time."""
+        topics: set[str] = cast(Any, self._producer.client)._topics
+        topics &= cluster.topics(exclude_internal_topics=False) | self._wanted()
 
     def batch(self) -> Any:
         """An empty batch (aiokafka's ``BatchBuilder``)."""
