@@ -44,7 +44,7 @@ def _action(verb: str, done: str, text: str, action: Action) -> None:
             state = "held" if state or type or origin or group else None
         chosen = await _choose(session, verb, ids, state, type, origin, group, limit, yes)
         refused = 0
-        async for acted in session.admin(by).each(action, chosen, reason=because):
+        async for acted in session.admin(by).each(action, chosen, reason=because, state=a_state(state)):
             if acted.error is None:
                 typer.echo(f"job {acted.job_id}: {done}" + ("" if verb == "release" else f" (was {acted.state})"))
             else:

@@ -407,6 +407,29 @@ async def test_what_cannot_be_done_to_many_jobs_is_refused(database: str, admin:
         await anext(admin.each("requeue", [1]))  # pyright: ignore[reportArgumentType]
 
 
+async def test_of_many_jobs_chosen_by_their_state_none_is_ended_that_has_started_before_its_turn(
+    database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+):
+    """They are taken in several transactions, with a rest in between."""
+    monkeypatch.setattr("sidings.jobs.admin.admin._ACTED_ON_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 0.0)
+    me = await a_holder(database, ORIGIN)
+    first, second, started, last = await some_jobs(database, 4)
+    doing = admin.each("cancel", [first, second, started, last], state="waiting")
+    assert [(await anext(doing)).error for _ in range(2)] == [None, None]
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.executor SET running = $2 WHERE id = $1", me, [started])
+    done = [done async for done in doing]
+    assert [(one.job_id, one.state, str(one.error)) for one in done] == [
+        (started, JobState.RUNNING, f"job {started} is running now, not waiting"),
+        (last, JobState.WAITING, "None"),
+    ]
+    assert isinstance(done[0].error, ActionRefused)
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [started]
+    with pytest.raises(ActionRefused, match="state='hold' is none: give one of"):
+        await anext(admin.each("cancel", [started], state="hold"))
+
+
 async def test_a_move_may_take_longer_than_another_statement(database: str):
     """A million jobs take more than the minute, so that they could never be moved."""
     await some_jobs(database, 10, origin="gone/0")

@@ -103,6 +103,28 @@ async def test_none_of_a_group_come_back_before_one_that_somebody_keeps(database
     assert await jobs_left(database) == 3
 
 
+@pytest.mark.parametrize("verb", ["cancel", "discard"])
+async def test_a_job_that_is_released_while_a_person_is_asked_about_held_ones_is_left(
+    database: str, monkeypatch: pytest.MonkeyPatch, verb: str
+):
+    """It was ended, whatever its state was by then, and its handler cancelled."""
+    kept, ended = await some_jobs(database, 2, "held")
+
+    def ask(what: str, *, yes: bool) -> None:
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("SELECT sidings.release_job(%s, 'bob')", [kept])
+
+    monkeypatch.setattr("sidings.cli.job_actions.ask", ask)
+    result = await cli(database, "jobs", verb, "--state", "held", "--type", "ride", exit_code=1)
+    assert f"job {ended}: " in result.stdout
+    assert result.stderr.splitlines() == [
+        f"error: job {kept} is waiting now, not held",
+        "error: 1 of 2 jobs were left as they are",
+    ]
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [kept]
+    assert await actions(database) == [("bob", "release", None), ("alice", verb, None)]
+
+
 async def test_many_jobs_are_not_touched_unless_somebody_says_yes(database: str):
     ids = await some_jobs(database, 3)
     await cli(database, "groups", "pause", ORIGIN, GROUP, "--because", "look")

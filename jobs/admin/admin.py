@@ -319,6 +319,7 @@ class Admin:
         job_ids: Iterable[int],
         *,
         reason: str | None = None,
+        state: JobState | str | None = None,
     ) -> AsyncGenerator[ActedOn]:
         """Do the same to many jobs, and yield what became of each::
 
@@ -331,15 +332,17 @@ class Admin:
 
         Args:
             action: That of `cancel`, `discard`, `retry_now` or `release`.
+            state: Do it only to those that are still in this state when their turn comes; the others are refused.
 
         Yields:
             For each job, in the order given: what these methods raise for one job stands in `ActedOn.error`, and the
             others are done.
 
         Raises:
-            ActionRefused: There is no such action.
+            ActionRefused: There is no such action, or state.
             Busy: Somebody else's transaction is in the way of the next 2,000. Try again with those that are left.
         """
+        still = None if state is None else _state(state).value
         ids, took, told = list(dict.fromkeys(job_ids)), 0.0, 0
         for first in range(0, len(ids), _ACTED_ON_AT_ONCE):
             if first:
@@ -347,7 +350,7 @@ class Admin:
             some = ids[first : first + _ACTED_ON_AT_ONCE]
             began = time.monotonic()
             try:
-                done = await self._calls.act("act_on_jobs", action, some, self._actor, reason)
+                done = await self._calls.act("act_on_jobs", action, some, self._actor, reason, still)
             except (AdministrationError, PostgresUnavailable) as error:
                 if first:
                     before = f"{first} of {len(ids)} jobs are dealt with, and stay so"

@@ -1,6 +1,7 @@
 -- runs with 0051
 --
--- A job that is released is due from then on. Each function is written out once more; what has changed stands above it.
+-- A job that is released is due from then on; and what is done to many jobs of one state is done to no others. Each function is
+-- written out once more; what has changed stands above it.
 
 -- As before, but the job's due time is the release. With none it had been ready since its enqueue, so that nothing told how long
 -- it waited: not its wait, which had the time in it for which it was held, nor who stood behind whom in a group whose held jobs
@@ -27,8 +28,10 @@ BEGIN
                                 reason, jsonb_build_object('held', (t.taken).held));
 END $$;
 
--- As before, but with the same due time.
-CREATE OR REPLACE FUNCTION sidings.act_on_jobs(act text, jobs bigint[], actor text, reason text DEFAULT NULL)
+-- As before, but with the same due time, and with `still`: whoever has chosen jobs by their state means none that has started, or
+-- was released, by the time that he has answered or their turn comes. Who gives four arguments, as earlier releases, finds it too.
+DROP FUNCTION sidings.act_on_jobs(text, bigint[], text, text);
+CREATE FUNCTION sidings.act_on_jobs(act text, jobs bigint[], actor text, reason text DEFAULT NULL, still text DEFAULT NULL)
 RETURNS TABLE (job bigint, state text, code text, refusal text)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
 DECLARE
@@ -54,12 +57,14 @@ BEGIN
     LOOP
         SELECT * INTO i FROM sidings.intervene(here);
         taken := ARRAY(SELECT j.id FROM sidings.job j WHERE j.id = ANY (theirs) AND j.origin = here FOR UPDATE SKIP LOCKED);
-        fitting := ARRAY(SELECT v.id FROM sidings.job_overview v WHERE v.id = ANY (taken) AND CASE act
+        fitting := ARRAY(SELECT v.id FROM sidings.job_overview v
+                         WHERE v.id = ANY (taken) AND (still IS NULL OR v.state = still) AND CASE act
                          WHEN 'retry now' THEN v.state IN ('delayed', 'backing off', 'blocked')
                          WHEN 'release' THEN v.state = 'held' ELSE true END);
         RETURN QUERY
             SELECT v.id, v.state, CASE WHEN v.id <> ALL (fitting) THEN 'SD004' END, CASE WHEN v.id <> ALL (fitting) THEN
                    format('job %s is %s%s', v.id, v.state, CASE
+                          WHEN v.state <> still THEN format(' now, not %s', still)
                           WHEN act = 'release' THEN ', not held: Only held jobs are released; one that backs off can be retried now.'
                           WHEN v.state = 'held' THEN ': Release it instead.'
                           WHEN v.state = 'running' THEN ': Wait for its outcome, or cancel it.'
