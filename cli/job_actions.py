@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,9 +14,14 @@ from .jobs import Group, Origin, Outcomes, Since, State, Type, app, ended_filter
 from .output import counted, note
 from .session import Session
 
+if TYPE_CHECKING:
+    from ..jobs.admin import JobRow
+
 __all__ = ["app"]
 
 Action = Literal["cancel", "discard", "retry now", "release"]
+# Where an action is done to jobs of some states only: a filter that named others would be filled with what is refused.
+_STATES: dict[str, tuple[str, ...]] = {"retry": ("backing off", "blocked", "delayed"), "release": ("held",)}
 Ids = Annotated[
     list[int] | None,
     typer.Argument(help="Their numbers; or give a filter.", show_default=False, max=LAST_ID, callback=once),
@@ -38,10 +43,6 @@ def _action(verb: str, done: str, text: str, action: Action) -> None:
         because: Because = None,
         yes: Yes = False,
     ) -> None:
-        if verb == "release":
-            if state not in (None, "held"):
-                raise ConfigurationError("jobs release: only held jobs are released: --state held, or leave it out")
-            state = "held" if state or type or origin or group else None
         chosen = await _choose(session, verb, ids, state, type, origin, group, limit, yes)
         refused = 0
         async for acted in session.admin(by).each(action, chosen, reason=because, state=a_state(state)):
@@ -145,8 +146,10 @@ async def _choose(
     if ids:
         note(f"jobs {', '.join(map(str, ids))}")
     else:
-        admin = session.admin()
-        jobs = await admin.jobs(state=a_state(state), type=type, origin=origin, group=group, limit=limit)
+        admin, jobs = session.admin(), list["JobRow"]()
+        for one in _states(verb, a_state(state)):
+            if left := limit - len(jobs):
+                jobs += await admin.jobs(state=one, type=type, origin=origin, group=group, limit=left)
         if not jobs:
             fail(f"no job fits: nothing was done; {NAMES}")
         print_jobs(session, jobs)
@@ -154,6 +157,16 @@ async def _choose(
         ids = [job.id for job in jobs]
     ask(f"{verb} {counted(len(ids), 'job')}", yes=yes)
     return ids
+
+
+def _states(verb: str, state: str | None) -> Sequence[str | None]:
+    """Those of which a filter takes jobs, one after the other; None: of all."""
+    fitting = _STATES.get(verb, ())
+    if state is None:
+        return fitting or (None,)
+    if fitting and state not in fitting:
+        raise ConfigurationError(f"jobs {verb}: only {' or '.join(fitting)} jobs: give such a --state, or leave it out")
+    return (state,)
 
 
 def _check_choice(verb: str, ids: Sequence[int] | None, filtered: bool, filters: str) -> None:

@@ -63,6 +63,24 @@ async def test_held_jobs_are_released_by_filter_and_others_stay(database: str):
     assert {row["id"]: row["held"] for row in rows} == {held[0]: None, held[1]: None, other: "poison", waiting: None}
 
 
+async def test_a_filter_for_retry_takes_no_jobs_that_wait_anyway(database: str):
+    """They came first, filled the limit, and were refused each time."""
+    for state in ("waiting", "waiting", "waiting", "held"):
+        await a_job(database, state)
+    later, blocked, soon = [await a_job(database, state) for state in ("delayed", "blocked", "backing off")]
+    retry = ("jobs", "retry", "--type", "ride", "--limit", 2, "--yes")
+    result = await cli(database, *retry)
+    due = [line for line in result.stdout.splitlines() if line.startswith("job ")]
+    assert due == [f"job {soon}: due now (was backing off)", f"job {blocked}: due now (was blocked)"]
+    assert "these are the first 2; there may be more" in result.stderr
+    assert f"job {later}: due now (was delayed)" in (await cli(database, *retry)).stdout
+    for state in ("waiting", "running", "held"):
+        text = await refused(database, "jobs", "retry", "--state", state, exit_code=2)
+        assert "only backing off or blocked or delayed jobs: give such a --state" in text
+    other = await a_job(database, "delayed")
+    assert f"job {other}: due now" in (await cli(database, "jobs", "retry", "--state", "delayed", "--yes")).stdout
+
+
 async def test_ended_jobs_come_back_in_the_order_of_their_groups_however_they_ended(
     database: str,
 ):
