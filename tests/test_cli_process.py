@@ -62,6 +62,20 @@ async def test_on_a_terminal_a_person_is_asked(database: str, answer: str, left:
     assert await jobs_left(database) == left
 
 
+@pytest.mark.parametrize("verb", ["cancel", "requeue"])
+async def test_ctrl_c_at_a_question_ends_it_and_nothing_was_done(database: str, verb: str):
+    """The terminal was read on, and a second one ended it with another code."""
+    ids = await some_jobs(database, 2)
+    if verb == "requeue":
+        await cli(database, "jobs", "cancel", *ids, "--yes")
+    left = await jobs_left(database)
+    code, screen = await on_a_terminal(database, "\x03", "jobs", verb, "--type", "ride")
+    assert code == 130
+    assert screen.splitlines()[-1] == "nothing was done"
+    assert "Traceback" not in screen
+    assert await jobs_left(database) == left
+
+
 async def test_a_table_on_a_terminal_stays_within_it_and_keeps_ids_whole(database: str):
     await some_jobs(database, 1, origin="a-topic-with-a-long-name/17", group="g" * 80)
     _, screen = await on_a_terminal(database, "", "jobs", "list")
