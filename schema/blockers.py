@@ -64,4 +64,5 @@ def _in_words(row: asyncpg.Record) -> str:
         return "a prepared transaction (SELECT * FROM pg_prepared_xacts; end it with ROLLBACK PREPARED)"
     about = [row["role"], row["application"], row["state"], row["open_for"] and f"open for {row['open_for']}"]
     query = " ".join((row["query"] or "").split())
-    return f"pid {row['pid']} ({', '.join(filter(None, about))}): {query}".removesuffix(": ")
+    text = f"pid {row['pid']} ({', '.join(filter(None, about))}): {query}".removesuffix(": ")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # it is others', and goes to a terminal

@@ -301,6 +301,19 @@ async def test_a_migration_gives_up_in_the_end_and_names_who_was_in_the_way(
     assert await value(database, "SELECT to_regclass('sidings.half')") is None
 
 
+async def test_what_others_have_in_their_sql_steers_no_terminal(database: str, monkeypatch: pytest.MonkeyPatch):
+    """The command for migrations prints it."""
+    monkeypatch.setattr(migrate_module, "_PATIENCE_SECONDS", 1.0)
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    query = "SELECT count(*) /* \x1b[2J\u202e\n\n é */ FROM sidings.job"
+    async with a_long_transaction(database, query):
+        with pytest.raises(SchemaBusy) as refused:
+            await migrate(database, service="test")
+    assert str(refused.value).isprintable()
+    assert r"SELECT count(*) /* \x1b[2J\u202e é */ FROM sidings.job" in str(refused.value)
+
+
 async def test_who_looks_for_what_is_in_the_way_leaves_nothing_behind_wherever_it_is_at_the_end(
     database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
