@@ -107,7 +107,7 @@ async def requeue(
         if not rows:
             fail(f"no job that ended since {since} and was not requeued yet fits: nothing was done")
         print_ended(session, rows)
-        _say_limit(len(rows), limit)
+        _say_limit(len(rows), limit, f" with --since {chosen['since'].isoformat(timespec='seconds')}")
         ends = {row.job_id: row.finished_at for row in rows}
         ids = list(ends)  # in the order in which they were enqueued
     if filtered or len(ids) > 1:
@@ -189,6 +189,6 @@ def _end(refused: int, of: int) -> None:
         fail(f"{refused} of {of} jobs were left as they are")
 
 
-def _say_limit(found: int, limit: int) -> None:
+def _say_limit(found: int, limit: int, so: str = "") -> None:
     if found == limit:
-        note(f"these are the first {limit}; there may be more: raise --limit, or do it again")
+        note(f"these are the first {limit}; there may be more: raise --limit, or do it again{so}")

@@ -1,7 +1,7 @@
 """The command line, acting: what each command changes in the database, writes into the audit, and refuses."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -183,6 +183,19 @@ async def test_a_filter_takes_no_more_than_the_limit_and_says_so(database: str):
     result = await cli(database, "jobs", "requeue", "--type", "ride", "--limit", 2, "--yes")
     assert "these are the first 2; there may be more" in result.stderr
     assert await jobs_left(database) == 4
+
+
+async def test_whoever_is_to_requeue_more_is_told_from_when_on(database: str):
+    """An hour ago is later the next time: those that ended first would be left behind."""
+    (id,) = await some_jobs(database, 1)
+    await cli(database, "jobs", "cancel", id)
+    requeue = ("jobs", "requeue", "--outcome", "cancelled", "--limit", 1, "--yes", "--force")
+    result = await cli(database, *requeue, "--since", "1h")
+    told = re.search(r"or do it again with --since (\S+)$", result.stderr, re.MULTILINE)
+    assert told
+    assert timedelta(minutes=59) < datetime.now(UTC) - datetime.fromisoformat(told[1]) < timedelta(minutes=61)
+    result = await cli(database, *requeue, "--since", told[1])
+    assert f"or do it again with --since {told[1]}\n" in result.stderr
 
 
 async def test_a_filter_takes_what_fits_all_of_it(database: str):

@@ -2,11 +2,13 @@
 
 import re
 import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import typer
 from sidings.cli.app import app
 from sidings.cli.command import Code
+from sidings.cli.filters import a_time
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
 
@@ -51,6 +53,15 @@ def test_every_command_and_option_that_the_page_shows_exists() -> None:
         if name is None or options - known[name]:
             wrong.append(line)
     assert wrong == []
+
+
+def test_what_is_to_be_repeated_until_no_job_fits_has_a_window_that_stays() -> None:
+    """It said 3h, which begins later each time: jobs were left behind."""
+    loop = re.findall(r"repeat\s+`(sidings jobs requeue [^`]+)` until no job fits", PAGE)
+    assert len(loop) == 1
+    since = shlex.split(loop[0])[shlex.split(loop[0]).index("--since") + 1]
+    now = datetime.now(UTC)
+    assert a_time("--since", since, now) == a_time("--since", since, now + timedelta(hours=1))
 
 
 def test_every_exit_code_stands_in_the_page() -> None:

@@ -191,7 +191,7 @@ class Admin:
 
         Args:
             outcomes: Default: discarded, cancelled, superseded.
-            since: Default: a day ago.
+            since: Default: a day ago. Give the same time each time: with a later one, those before it are left behind.
             limit: As in `ended`.
             force: Also those that were requeued.
 
