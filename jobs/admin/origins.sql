@@ -2,7 +2,8 @@
 -- Plan: the names from one origin to the next by a probe each into job_scan, job_due and job_held (as orphans.sql); then for each
 -- index-only counts, up to $1. What fails is read once, from job_backoff; is it a head? job_group, one probe each. What runs: job_pkey,
 -- driven by the executors' rows (OFFSET 0: else it may become a join that scans the table).
--- The slots of the outbox (outbox/0 to outbox/15) stand in the same table; they have no jobs. $1 most to count
+-- The slots of the outbox (outbox/0 to outbox/15) stand in the same table; what jobs SQL has put there nobody holds, for a relay runs
+-- none. $1 most to count
 WITH RECURSIVE named (origin) AS (
     SELECT least((SELECT j.origin FROM sidings.job j WHERE j.position IS NOT NULL ORDER BY j.origin LIMIT 1),
                  (SELECT j.origin FROM sidings.job j WHERE j.position IS NULL AND j.held IS NULL ORDER BY j.origin LIMIT 1),
@@ -50,7 +51,7 @@ SELECT k.origin, o.epoch, o.owner, e.host, e.pid, o.lease_until, coalesce(o.leas
        (SELECT j.enqueued_at FROM sidings.job j WHERE j.origin = k.origin AND j.position IS NOT NULL ORDER BY j.position LIMIT 1) AS oldest,
        k.blocked_groups, p.paused_by, p.paused_at, p.reason AS pause_reason
 FROM known k
-LEFT JOIN sidings.origin o ON o.origin = k.origin
+LEFT JOIN sidings.origin o ON o.origin = k.origin AND o.origin !~ '^outbox/([0-9]|1[0-5])$'
 LEFT JOIN sidings.executor e ON e.id = o.owner
 LEFT JOIN sidings.pause p ON p.kind = 'origin' AND p.origin = k.origin
 ORDER BY k.origin
