@@ -357,8 +357,8 @@ class _Client(AIOKafkaClient):
             self.updated_at = time.monotonic()
 
     async def _update_metadata(self, cluster_metadata: Any, topics: Any) -> bool:
-        """As aiokafka's `_metadata_update`, which waits for one broker before it asks the next one, and always lets
-        brokers make topics."""
+        """As aiokafka's `_metadata_update`, which waits for one broker before it asks the next one, always lets
+        brokers make topics, and asks for all of the cluster's where a client has none."""
         nodes = self._nodes()
         if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or not nodes:
             await self._let_through(next(iter(nodes), None))
@@ -368,7 +368,7 @@ class _Client(AIOKafkaClient):
             return await _first([partial(self._ask, node, MetadataRequest(these, make)) for node in nodes])
 
         try:
-            metadata = await ask(list(topics) if topics else None, make=False)
+            metadata = await ask(None if topics is None else list(topics), make=False)
             missing = {topic for code, topic, *_ in metadata.topics if code == UnknownTopicOrPartitionError.errno}
             if new := missing.intersection(self.wanted()):  # alone, or all that are missing were made
                 made = await ask(list(new), make=True)

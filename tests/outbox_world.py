@@ -736,6 +736,7 @@ class World:
                 self._monkeypatch.setattr(reader, name, size)
             self.wide = 0.02
         self.takes = self.choose.choice([_BATCH, _BATCH, 6])
+        self._monkeypatch.setattr(lanes, "_FORGET_SECONDS", self.choose.choice([0.0, 0.05, 1.0, 3_600.0]))
 
     def make(self, node: Node) -> None:
         """A relay in this process."""

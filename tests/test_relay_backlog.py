@@ -132,6 +132,13 @@ class Reading(RuleBasedStateMachine):
             if part.empty:
                 self.backlog.join(part)
 
+    @rule(topic=st.sampled_from(TOPICS))
+    def end(self, topic: str) -> None:
+        """There has been nothing of the topic for long, but for what a read under way may bring."""
+        [lane, *parts] = self.backlog.of_topic(topic)
+        if lane.empty and not parts:
+            del self.backlog.lanes[topic]
+
     @rule(topic=st.sampled_from(TOPICS), count=st.integers(1, 5))
     def take(self, topic: str, count: int) -> None:
         lane = self.lane(topic)

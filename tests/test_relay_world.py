@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sidings.kafka.outbox import Relay, lanes
 from sidings.kafka.outbox.packing import Packer
 
 from .outbox_world import World
@@ -185,6 +186,29 @@ def test_partitions_that_take_nothing_hold_up_no_others_either_when_some_are_add
     world.wait_for(lambda: not world.waiting(set(world.topics)), 120.0, "all leave")
     relays = [node.relay for node in world.nodes]
     world.wait_for(lambda: not any(relay and relay.backlog.parts for relay in relays), 120.0, "all are together")
+
+
+def test_nothing_is_left_of_topics_that_nobody_publishes_to_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kept a lane, a task and two histograms until the relay ended, and each read walked through all of them. The
+    counters stay, or alerts would miss what they begin anew with."""
+    monkeypatch.setattr(lanes, "_FORGET_SECONDS", 20.0)
+    world.pass_time(8.0)
+    relays = [node.relay for node in world.nodes if node.relay]
+
+    def kept() -> int:
+        return sum(len(relay.backlog.lanes) + len(relay._workers) + told(relay, "_count") for relay in relays)
+
+    def told(relay: Relay, kind: str) -> int:
+        return sum(one.name.endswith(kind) for metric in relay.metrics._own.collect() for one in metric.samples)
+
+    assert kept() == 2 * 3 * 4, "of each topic a lane, a worker and two histograms"
+    world.wait_for(lambda: kept() == 0, 60.0, "all are forgotten")
+    assert [told(relay, "_total") for relay in relays] == [3 * 3] * 2
+    world.pass_time(8.0)
+    assert kept() == 2 * 3 * 4
+    world.settle()
 
 
 ANY, SHARED_OUT_ANEW = (), ("crowd", "crowd", "burst")

@@ -8,7 +8,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import NotLeaderForPartitionError
 from aiokafka.protocol.produce import ProduceRequest
 from sidings.devstack.topics import create_topic
-from sidings.kafka.outbox import OutboxSettings
+from sidings.executor import now
+from sidings.kafka.outbox import OutboxSettings, senders
 from sidings.kafka.outbox.senders import Sender
 from sidings.kafka.settings import KafkaSettings
 
@@ -119,3 +120,34 @@ async def test_requests_that_wait_for_the_brokers_of_now_end_with_their_producer
     await sender.kill()
     await asyncio.sleep(0)
     assert [task for task in requests if not task.done()] == []
+
+
+async def test_a_topic_that_nobody_sends_to_for_some_minutes_is_asked_for_no_more(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question, and each answer, had all topics that had ever been sent to."""
+    ahead = 0.0
+    monkeypatch.setattr(senders, "now", lambda: now() + ahead)
+    one, other = await topic("one"), await topic("other")
+    sender = Sender(KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(), idempotent=True)
+    await sender.start()
+    client = sender._producer.client
+
+    async def known() -> set[str]:
+        for _ in range(2):  # what it asks for, and what it asks for then
+            await client.force_metadata_update()
+        return client.cluster.topics()
+
+    try:
+        await sender.partitions(one, SECONDS)
+        ahead += 200
+        await sender.partitions(other, SECONDS)
+        assert await known() == {one, other}
+        ahead += 200
+        assert await known() == {other}
+        assert await sender.partitions(one, SECONDS) == [0]
+        ahead += 400
+        assert await known() == set(), "none, and not all that there are"
+        assert await sender.partitions(one, SECONDS) == [0]
+    finally:
+        await sender.close()

@@ -22,11 +22,13 @@ __all__ = ["LaneWorker"]
 
 log = logging.getLogger("sidings.outbox")
 
+_FORGET_SECONDS = 3_600.0  # without a message for a topic, before its lane ends: each read walks through all of them
+
 
 class LaneWorker:
-    """Sends one lane's messages, for ever; those of a part until it is empty. on_room: the lane wants messages back
-    from the database. on_split: a part has gone apart, as it failed. on_join: the part is empty. failed: why the lane
-    went apart."""
+    """Sends one lane's messages until there have been none for long; those of a part until it is empty. on_room: the
+    lane wants messages back from the database. on_split: a part has gone apart, as it failed. on_end: the lane has
+    ended. failed: why it went apart."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class LaneWorker:
         settings: OutboxSettings,
         on_room: Callable[[], None],
         on_split: Callable[[Lane, Failed], None],
-        on_join: Callable[[Lane], None],
+        on_end: Callable[[Lane], None],
         failed: Failed | None = None,
     ) -> None:
         self.lane = rounds.lane
@@ -50,7 +52,7 @@ class LaneWorker:
         self._settings = settings
         self._on_room = on_room
         self._on_split = on_split
-        self._on_join = on_join
+        self._on_end = on_end
         self._failed = failed
 
     @property
@@ -84,7 +86,7 @@ class LaneWorker:
             self.retry_now()
 
     async def run(self) -> None:
-        """Take, send, record, for ever; back off after a failure."""
+        """Take, send, record, until the lane ends; back off after a failure."""
         try:
             if self._failed is not None:
                 await self._back_off(self._failed)
@@ -99,8 +101,8 @@ class LaneWorker:
             await self._rounds.close()
 
     async def _ready(self) -> bool:
-        """Wait until there is something to send and the topic does not back off. False: the part has ended."""
-        lane = self.lane
+        """Wait until there is something to send and the topic does not back off. False: the lane has ended."""
+        lane, idle = self.lane, False
         while True:
             lane.event.clear()
             pause = self.retry_at - now()
@@ -116,15 +118,19 @@ class LaneWorker:
                 self._on_room()
             if pause <= 0 and lane.queue:
                 return True
-            if pause <= 0 and lane.owns and lane.empty:
+            if pause <= 0 and self._is_over(idle=idle):
                 await self._rounds.quiet()
-                if lane.empty:
-                    self._on_join(lane)
+                if self._is_over(idle=idle):
+                    self._on_end(lane)
                     return False
             if pause <= 0 and lane.failing and not (lane.behind or lane.unaccounted):
                 self._rounds.cut()  # with nothing under way: there may never be a next message, which would end it
                 await self._works()  # nothing waits for it that could show whether it does
-            await set_within(lane.event, pause if pause > 0 else None)
+            idle = not await set_within(lane.event, pause if pause > 0 else _FORGET_SECONDS) and pause <= 0
+
+    def _is_over(self, *, idle: bool) -> bool:
+        lane = self.lane
+        return lane.empty and bool(lane.owns or (idle and not (lane.failing or self._rounds.apart())))
 
     async def _fail(self, failed: Failed) -> None:
         """Give back what was not acknowledged, and back off."""

@@ -1,6 +1,7 @@
 """What a relay counts. The table in `docs/outbox.md` is the reference; a test holds it equal to this module."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
@@ -67,6 +68,13 @@ class OutboxMetrics(Collector):
     def parked(self, topic: str, count: int) -> None:
         """Messages were refused."""
         self._parked.labels(self.service, topic).inc(count)
+
+    def forget(self, topic: str) -> None:
+        """Nothing was sent to a topic for long: its histograms, most of what is kept of it, begin anew with the next
+        message. Not its counters: what one begins with is no increase, so that no alert would tell of it."""
+        for histogram in (self._seconds, self._size):
+            with suppress(KeyError):  # it has none, as where nothing was ever acknowledged
+                histogram.remove(self.service, topic)
 
     def count(self, name: str, topic: str | None = None) -> float:
         """The value of a counter: ``sent``, ``failed`` or ``parked``; without a topic: of all."""

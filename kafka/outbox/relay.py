@@ -290,9 +290,13 @@ class Relay:
             worker = self._workers[lane] = self._make_worker(lane, failed)
             self._group.create_task(self._watched(worker.run()), name=f"sidings outbox {lane.name}")
 
-    def _join(self, part: Lane) -> None:
-        del self._workers[part]
-        self.backlog.join(part)
+    def _end(self, lane: Lane) -> None:
+        del self._workers[lane]
+        if lane.owns:
+            self.backlog.join(lane)
+        else:
+            del self.backlog.lanes[lane.topic]  # the next message for it makes another
+            self.metrics.forget(lane.topic)
 
     def _make_worker(self, lane: Lane, failed: Failed | None) -> LaneWorker:
         rounds = Rounds(
@@ -306,7 +310,7 @@ class Relay:
             self._room,
         )
         return LaneWorker(
-            rounds, self._recorder, self.metrics, self.settings, self._room, self._begin, self._join, failed
+            rounds, self._recorder, self.metrics, self.settings, self._room, self._begin, self._end, failed
         )
 
     def _room(self) -> None:

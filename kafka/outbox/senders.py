@@ -22,7 +22,7 @@ from aiokafka.errors import (
 )
 
 from ...errors import KafkaUnavailable
-from ...executor import Backoff
+from ...executor import Backoff, now
 from ...outage import Outage
 from ..brokers import go_around_hanging_brokers, throttling, unreached
 from ..settings import KafkaSettings
@@ -34,6 +34,7 @@ log = logging.getLogger("sidings.outbox")
 
 _CLOSE_SECONDS = 2.0
 _START_SECONDS = 10.0
+_IDLE_SECONDS = 300.0  # without a message, before Kafka is asked no more for a topic
 
 
 class Sender:
@@ -62,6 +63,7 @@ class Sender:
         self.closed = False
         self.retired = False
         self._asked_for: list[str] = []  # topics, by whoever is about to send
+        self._asked_at: dict[str, float] = {}  # when somebody was last
 
     async def start(self) -> None:
         """Connect. Raises `KafkaUnavailable`."""
@@ -83,10 +85,10 @@ class Sender:
         Kafka tells of none, `KafkaConnectionError` if it says nothing."""
         client: Any = self._producer.client
         told = client.cluster._last_successful_refresh_ms
-        # Where it has asked for no topic yet, a refresh brings all. When it then asks for a missing one, it forgets
-        # those that it has not asked for, and who leads the partitions of what waits for its turn.
+        # Also where it is known: the next answer would have nothing of it otherwise, nor of who leads its partitions.
         client._topics.add(topic)
         self._asked_for.append(topic)
+        self._asked_at[topic] = now()
         try:
             async with asyncio.timeout(timeout):
                 return sorted(await self._producer.partitions_for(topic))
@@ -106,10 +108,12 @@ class Sender:
         return {*self._asked_for, *(batch.tp.topic for batch in batches)}
 
     def _forget(self, cluster: Any) -> None:
-        """Ask Kafka no more for topics that are not there, until somebody sends to them. aiokafka would for ever, and
-        log an error each time."""
+        """Ask Kafka no more for topics that are not there, or that nobody has sent to for long, until somebody does.
+        aiokafka would for ever, and log an error each time for those that are not there."""
+        there, wanted, since = cluster.topics(exclude_internal_topics=False), self._wanted(), now() - _IDLE_SECONDS
+        self._asked_at = {topic: at for topic, at in self._asked_at.items() if at > since or topic in wanted}
         topics: set[str] = cast(Any, self._producer.client)._topics
-        topics &= cluster.topics(exclude_internal_topics=False) | self._wanted()
+        topics.intersection_update(topic for topic in self._asked_at if topic in there or topic in wanted)
 
     def batch(self) -> Any:
         """An empty batch (aiokafka's ``BatchBuilder``)."""
