@@ -79,7 +79,7 @@ class Health:
 
     def _of_work(self, limit: float) -> Iterator[str]:
         if (busy := self.cycles.busy_seconds()) > limit:
-            error = self.cycles.outage.error
+            error = self.cycles.outage.error or self.cycles.standing.outage.error
             yield f"a cycle has been under way for {busy:.1f} s" + (f": {error}" if error is not None else "")
         if (busy := self.reader.busy_seconds()) > limit:
             yield f"a read has been under way for {busy:.1f} s"

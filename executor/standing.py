@@ -14,6 +14,7 @@ import asyncpg
 
 from ..errors import PostgresUnavailable
 from ..jobs import Committed, OutcomeName
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .flights import Batch
@@ -71,6 +72,7 @@ class Standing:
         self.executor_id: UUID | None = None
         self.fence = 0
         self.doubtful = False
+        self.outage = Outage(log, "what has become of cycles could not be looked up")
         self._link = link
         self._scheduler = scheduler
         self._workers = workers
@@ -86,6 +88,7 @@ class Standing:
     def begin(self, executor_id: UUID) -> None:
         """Start with a fresh row."""
         self.executor_id, self.fence, self.doubtful = executor_id, 0, False
+        self.outage.over()
 
     def fence_read(self, fence: int | None) -> bool:
         """A read has found this fence; None: there is no row of this executor. Returns whether the read counts: not
@@ -101,7 +104,7 @@ class Standing:
         try:
             await self.find_out([])
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            log.warning("why the fence has grown could not be looked up, trying again: %s", error)
+            self.outage.failed(error)
             self.doubtful = True
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._signal)
 
@@ -118,7 +121,7 @@ class Standing:
                     self.fence = row["fence"]
                 return await self.find_out(batches)
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("what has become of two cycles is unknown, asking again: %s", error)
+                self.outage.failed(error)
                 await backoff.sleep()
 
     async def find_out(self, batches: list[Batch]) -> tuple[int, str]:
@@ -132,6 +135,7 @@ class Standing:
         """
         before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
         row = await self._link.fetchrow(self._standing_sql, self.executor_id, self.fence, _MOST_ACTIONS)
+        self.outage.over()
         if row is None:
             raise Deposed
         if self._scheduler.timeline not in (None, row["timeline"]):

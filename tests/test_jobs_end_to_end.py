@@ -442,6 +442,16 @@ async def test_the_log_and_health_name_a_locked_table_that_keeps_outcomes_from_b
         await eventually(lambda: "what became of jobs could not be recorded for" in caplog.text, "it works again")
 
 
+async def test_health_names_what_keeps_it_from_knowing_what_has_become_of_cycles(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Postgres is away since two were in flight: how long it lasts was all that it said."""
+    async with running(database, Registry()) as executor:
+        executor.cycles.standing.outage.failed("no connection to db-1")
+        monkeypatch.setattr(executor.cycles, "busy_seconds", lambda: 20.0)
+        assert executor.problems() == ["a cycle has been under way for 20.0 s: no connection to db-1"]
+
+
 async def test_health_names_what_keeps_jobs_from_being_read(database: str, monkeypatch: pytest.MonkeyPatch):
     """As where somebody has locked what each read looks at: how long it lasts was all that it said."""
     monkeypatch.setitem(_server_settings(), "lock_timeout", "50")

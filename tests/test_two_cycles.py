@@ -3,7 +3,9 @@ server that answers late, in another order or not at all. What counts is what st
 jobs at any moment."""
 
 import asyncio
+import logging
 import re
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,6 +20,7 @@ from sidings.executor.expected import Expected
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
 from sidings.executor.scheduler import Scheduler
+from sidings.executor.standing import Standing
 from sidings.jobs import SUCCEEDED, Registry
 from sidings.schema import load_sql
 
@@ -421,6 +424,30 @@ async def test_a_job_that_a_person_ends_before_it_has_started_does_not_start(whe
     assert not handlers.expired
     assert standing.fence == server.fence
     assert {job.id for queue in service.queues for job in queue.running} == set()
+
+
+@pytest.mark.parametrize("ask", [Standing.look_up, lambda standing: standing.disown([])], ids=["looked up", "disowned"])
+async def test_the_log_is_not_filled_while_nothing_tells_what_has_become_of_cycles(
+    ask: Callable[[Standing], Awaitable[object]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A busy executor loses Postgres with two cycles in flight: there was a line for each try, as long as it lasted."""
+    service = Service(seed=0, faults=0.0)
+    standing, answer = service.loop.standing, Line.fetchrow
+    tries = 0
+
+    async def away(*statement: Any) -> dict[str, Any]:
+        nonlocal tries
+        tries += 1
+        if tries <= 50:
+            raise PostgresUnavailable("away")
+        return await answer(*statement)
+
+    monkeypatch.setattr(Line, "fetchrow", away)
+    while tries <= 50:
+        await ask(standing)
+    begins, ends = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert begins == "what has become of cycles could not be looked up, trying again: away"
+    assert ends.startswith("what has become of cycles could not be looked up for")
 
 
 @pytest.mark.parametrize("bumped", [False, True], ids=["", "and a person changes something"])
