@@ -3,6 +3,8 @@
 import logging
 import time
 
+from .legible import told
+
 __all__ = ["Outage"]
 
 _FIRST_PAUSE_SECONDS = 10.0  # from the first line to the second; each pause is twice as long as the one before
@@ -17,7 +19,7 @@ class Outage:
     """
 
     def __init__(self, log: logging.Logger, what: str) -> None:
-        self.error: object | None = None  # of the last try; None: it has succeeded
+        self.error: str | None = None  # of the last try; None: it has succeeded
         self.failed_at: float | None = None  # the last try that has failed, by time.monotonic()
         self._log = log
         self._what = what
@@ -29,17 +31,17 @@ class Outage:
         """One more try has failed."""
         now = time.monotonic()
         self._tries += 1
-        self.error, self.failed_at = error, now
+        self.error, self.failed_at = told(error), now
         if self._since is None:
             self._since, self._pause = now, _FIRST_PAUSE_SECONDS
-            self._log.warning("%s, trying again: %s", self._what, error)
+            self._log.warning("%s, trying again: %s", self._what, self.error)
         elif now < self._next:
-            self._log.debug("%s, trying again: %s", self._what, error)
+            self._log.debug("%s, trying again: %s", self._what, self.error)
             return
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
             self._log.warning(
-                "%s for %.0f s now (%s tries), trying again: %s", self._what, now - self._since, self._tries, error
+                "%s for %.0f s now (%s tries), trying again: %s", self._what, now - self._since, self._tries, self.error
             )
         self._next = now + self._pause
 

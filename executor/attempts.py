@@ -12,7 +12,8 @@ import asyncpg
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import error_in
-from ..jobs.outcome import legible, place_of
+from ..jobs.outcome import place_of
+from ..legible import legible
 from .clock import now
 from .outages import Outages, after_conflict, conflicts_of
 from .queues import Entry

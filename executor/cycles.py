@@ -19,6 +19,7 @@ import asyncpg
 
 from ..errors import PostgresUnavailable
 from ..jobs import SUCCEEDED, Again, Committed, Hold, Registry
+from ..legible import told
 from ..outage import Outage
 from ..schema import load_sql
 from ..waiting import set_within
@@ -402,13 +403,13 @@ class CycleLoop:
                 await backoff.sleep()
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
                 if not await self._leave_out_locked(batch):  # a whole table, say
-                    self.outage.failed(f"{type(error).__name__}: {error}")
+                    self.outage.failed(f"{type(error).__name__}: {told(error)}")
                     await backoff.sleep()
             except asyncpg.PostgresError as error:
                 if batch.finished and isinstance(error, _REFUSED):
                     self._bisect(batch, error)
                 else:  # perhaps a full disk, or a trigger that somebody has put on the executor's row
-                    self.outage.failed(f"{type(error).__name__}: {error}")
+                    self.outage.failed(f"{type(error).__name__}: {told(error)}")
                     await backoff.sleep()
             answer = self._ask(self._link, batch, number, now())
 
@@ -452,13 +453,14 @@ class CycleLoop:
         What is refused even so (a constraint that somebody put on the history, say) is tried again now and then; its
         group waits, the others do not.
         """
-        log.error("a cycle was refused (%s: %s); %s outcomes", type(error).__name__, error, len(batch.finished))
+        why = f"{type(error).__name__}: {told(error)}"
+        log.error("a cycle was refused (%s); %s outcomes", why, len(batch.finished))
         if len(batch.finished) > 1:
             self._leave_out(batch, batch.finished[len(batch.finished) // 2 :], 0.0)
             return
         without_texts = plain(batch.finished[0])
         if without_texts[1] == batch.finished[0][1]:
-            self._refused[without_texts[0]] = f"{type(error).__name__}: {error.args[0]}"  # its DETAIL has the row
+            self._refused[without_texts[0]] = why
             self._leave_out(batch, batch.finished, _REFUSED_RETRY_SECONDS)
         else:
             batch.finished = [without_texts]

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from ..errors import PostgresUnavailable
 from ..exposition import gauge
+from ..legible import told
 from .clock import now
 from .cycles import CycleLoop
 from .leases import LeaseThread
@@ -67,9 +68,9 @@ class Health:
             if refusal is None:
                 yield "the executor has not reached Postgres yet"
             elif isinstance(refusal, PostgresUnavailable):
-                yield f"the executor has not reached Postgres yet: {refusal}"
+                yield f"the executor has not reached Postgres yet: {told(refusal)}"
             else:  # of a server that answers: a right is missing, say
-                yield f"Postgres refuses the executor: {refusal}"
+                yield f"Postgres refuses the executor: {told(refusal)}"
 
     def _of_leases(self) -> Iterator[str]:
         if self.scheduler.origins and now() - self.leases.last_renewed > self.settings.lease_seconds:

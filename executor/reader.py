@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..legible import told
 from ..outage import Outage
 from ..schema import load_sql
 from ..waiting import poll
@@ -148,7 +149,7 @@ class Reader:
                 self.outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 # The previous snapshot stays: only a delivered result replaces it.
-                self.outage.failed(f"{type(error).__name__}: {error}")
+                self.outage.failed(f"{type(error).__name__}: {told(error)}")
                 self._give_up(plan)
                 self._woken.set()
                 if now() - sent >= self._link.long_seconds:
@@ -237,7 +238,7 @@ class Reader:
                 max(_FEWEST_SUPERSEDED, _MOST_SUPERSEDED // len(lanes)),
             )
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            self.thinning.failed(f"{type(error).__name__}: {error}")
+            self.thinning.failed(f"{type(error).__name__}: {told(error)}")
             for lane, _ in lanes:  # not together: what is refused may be of one of them
                 scheduler.read_anew(lane, now() + _THIN_AGAIN_SECONDS * random.uniform(0.5, 1.5))
             return

@@ -18,7 +18,6 @@ __all__ = [
     "Hold",
     "Outcome",
     "OutcomeName",
-    "legible",
     "place_of",
     "storable",
 ]
@@ -31,18 +30,6 @@ _VOLATILE = re.compile(  # a UUID first: its parts would match as well, and leav
     r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+|'[^']*'|\"[^\"]*\""
 )
-_UNUSUAL = re.compile("[^ -~]")
-
-
-def legible(text: object) -> str:
-    """What comes from elsewhere, as a line of the log may have it: no control characters, which could steer a terminal,
-    and behind a line break an indent, so that nothing in it passes for a line of its own."""
-    return _UNUSUAL.sub(_shown, str(text))
-
-
-def _shown(match: re.Match[str]) -> str:
-    c = match[0]
-    return c if c.isprintable() else "\n    " if c == "\n" else repr(c)[1:-1]
 
 
 # What calls pass through on their way to a handler, and from it to what Sidings stands on.

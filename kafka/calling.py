@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 
 from ..jobs import Again, ErrorInfo, OutcomeName, Snooze
 from ..jobs.context import Within, current_work, work_origin
-from ..jobs.outcome import legible, place_of
+from ..jobs.outcome import place_of
+from ..legible import legible
 from .message import Message
 
 __all__ = [

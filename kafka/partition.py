@@ -9,7 +9,7 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from ..jobs.outcome import legible
+from ..legible import legible
 from .message import Message, Record, group_of_key, origin_of
 
 __all__ = ["Item", "Partition", "State", "tell_undecodable"]

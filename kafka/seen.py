@@ -12,6 +12,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..executor import Link, PostgresSettings
 from ..jobs import Transaction
+from ..legible import told
 from ..schema import load_sql
 from .partition import Item
 
@@ -79,7 +80,7 @@ class SeenUpkeep:
                 overdue = await self._look()
                 seconds = _OVERDUE_SECONDS - time.time() % _OVERDUE_SECONDS if overdue else _MAINTAIN_SECONDS
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("the days of message ids could not be maintained, trying again: %s", error)
+                log.warning("the days of message ids could not be maintained, trying again: %s", told(error))
                 seconds = _AGAIN_SECONDS
             finally:
                 await self._link.close()

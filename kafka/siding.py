@@ -15,7 +15,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..executor import MOST_CONFLICTS, Backoff, after_conflict
 from ..jobs import Again, Discard, Snooze
-from ..jobs.outcome import legible
+from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
 from .calling import failure_of, snoozed, text_of

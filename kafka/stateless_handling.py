@@ -10,7 +10,7 @@ import asyncpg
 from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import MOST_CONFLICTS, after_conflict, end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
-from ..jobs.outcome import legible
+from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
 from .calling import failure_of, snoozed, text_of, unusual

@@ -15,7 +15,7 @@ from aiokafka.errors import IllegalStateError
 
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
-from ..jobs.outcome import legible
+from ..legible import legible
 from ..outage import Outage
 from .fetch_loop import FetchLoop, Roof
 from .handling import BatchFailed, Handling

@@ -119,7 +119,7 @@ async def test_a_relay(database, sidings_kafka, topic, tickets):
         await eventually(lambda: len(relay.held) == 16)
         tickets.expire(relay._senders._main._producer.client)
         await publish(database, name, [("k", b"1")])
-        await eventually(lambda: relay._senders.outage.error and relay._senders.outage.error.args)
+        await eventually(lambda: relay._senders.outage.error)
         assert "ticket expired" in str(relay._senders.outage.error)
         assert relay.problems() == []
         tickets.expired = False

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import asyncpg
 import pytest
 from sidings import Message, Transaction, migrate
 from sidings.outage import Outage
@@ -19,6 +20,17 @@ def clock(monkeypatch) -> list[float]:
     time = [1_000.0]
     monkeypatch.setattr("sidings.outage.time.monotonic", lambda: time[0])
     return time
+
+
+def test_an_outage_tells_what_postgres_says_but_not_what_stands_in_the_row(caplog):
+    fields = {"C": "23514", "M": "a trigger says\nCRITICAL no", "D": "Failing row contains (4111-secret).", "H": "ask"}
+    error = asyncpg.PostgresError.new(fields)
+    assert "4111-secret" in str(error)
+    outage = Outage(log, "the outbox could not be read")
+    outage.failed(error)
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told == "the outbox could not be read, trying again: a trigger says\n    CRITICAL no\n    HINT:  ask"
+    assert outage.error == told.removeprefix("the outbox could not be read, trying again: ")
 
 
 def test_an_outage_is_told_of_when_it_begins_ever_more_seldom_and_when_it_ends(clock, caplog):

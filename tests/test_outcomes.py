@@ -1043,7 +1043,7 @@ async def test_an_outcome_that_postgres_refuses_does_not_hold_up_the_others(
 
 
 async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_group(
-    database: str, monkeypatch: pytest.MonkeyPatch
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("sidings.executor.cycles._REFUSED_RETRY_SECONDS", 0.1)
     registry = Registry()
@@ -1068,6 +1068,8 @@ async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_
             assert sorted(called) == [0, 1, 2, 4, 5]  # the second of "bad" waits for the outcome of the first
             [problem] = await eventually(lambda: told(executor), "it says so")
             assert f"of jobs [{ids[1]}] cannot be recorded" in problem
+            assert "a cycle was refused (CheckViolationError: new row" in caplog.text
+            assert "Failing row contains" not in problem + caplog.text
             # Until it is recorded, a death of the process would be a loss of it.
             assert await connection.fetchval("SELECT running FROM sidings.executor") == [ids[1]]
             await connection.execute("ALTER TABLE sidings.job_history DROP CONSTRAINT picky")

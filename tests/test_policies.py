@@ -426,6 +426,29 @@ async def test_superseded_jobs_that_postgres_does_not_let_end_hold_up_their_own_
     assert Counter((await ended(database)).values()) == {"superseded": 4, "succeeded": 2}
 
 
+async def test_neither_health_nor_the_log_shows_the_row_that_postgres_refuses(
+    database: str, caplog: pytest.LogCaptureFixture
+):
+    """It quotes its columns. A group with a line break in it had a line of the log for itself."""
+    registry = Registry()
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None: ...
+
+    await fetch(database, "ALTER TABLE sidings.job_history ADD CONSTRAINT none CHECK (outcome <> 'superseded')")
+    await enqueue(database, locate, [Ride(transport="4111-secret\nCRITICAL x", number=number) for number in range(2)])
+    async with running(database, registry) as executor:
+        thinning = executor.reader.thinning
+        await eventually(lambda: thinning.seconds() > 0, "it is refused")
+        thinning._since -= 60
+        [problem] = executor.problems()
+        for told in (problem, caplog.text):
+            assert 'violates check constraint "none"' in told
+            assert "4111-secret" not in told
+            assert "CRITICAL" not in told
+        await fetch(database, "ALTER TABLE sidings.job_history DROP CONSTRAINT none")
+
+
 async def test_a_delayed_job_that_somebody_has_locked_holds_up_no_others(database: str):
     registry = Registry()
     seen: list[int] = []

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...jobs.outcome import legible
+from ...legible import legible
 from .rows import BadRecord, Change, Row, Unreadable
 
 __all__ = ["Faults"]

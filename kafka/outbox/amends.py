@@ -15,6 +15,7 @@ import asyncpg
 
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link, now, rest_after
+from ...legible import told
 from ...outage import Outage
 from ...schema import load_sql
 from .backlog import Row, key_of
@@ -114,4 +115,6 @@ def cannot(topic: str, error: asyncpg.PostgresError) -> None:
     """Tell that it cannot be done; what may be better in a moment is raised."""
     if isinstance(error, _TRY_AGAIN):
         raise error
-    log.error("%s: old messages may stand last, and cannot be put right, so call directory_republish: %s", topic, error)
+    log.error(
+        "%s: old messages may stand last, and cannot be put right, so call directory_republish: %s", topic, told(error)
+    )

@@ -10,6 +10,7 @@ from aiokafka.errors import InvalidTopicError
 
 from ...errors import PostgresUnavailable
 from ...executor import now
+from ...legible import told
 from ...waiting import set_within
 from .backlog import Lane, Row, repeat
 from .failures import NO_TOPIC, Failed, text_of
@@ -182,7 +183,7 @@ class LaneWorker:
         try:
             count = await self._recorder.park_topic(self.lane.topic, error)
         except (PostgresUnavailable, asyncpg.PostgresError) as failure:
-            log.warning("messages for %s could not be parked, trying again: %s", self.lane.topic, failure)
+            log.warning("messages for %s could not be parked, trying again: %s", self.lane.topic, told(failure))
         else:
             log.error("%s: no message can be sent; %s messages are parked: %s", self.lane.topic, count, error)
 
@@ -207,6 +208,6 @@ class LaneWorker:
         try:
             await self._recorder.call(query, *args)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            log.warning("the state of %s could not be stored: %s", self.lane.topic, error)
+            log.warning("the state of %s could not be stored: %s", self.lane.topic, told(error))
             return False
         return True
