@@ -216,21 +216,31 @@ async def test_while_postgres_is_away_nothing_is_told_of_origins_whose_leases_ha
     exposed = CollectorRegistry()
 
     def told() -> tuple[float | None, ...]:
-        names = ("sidings_held_origins", "sidings_held_jobs", "sidings_blocked_jobs")
+        names = ("sidings_held_origins", "sidings_held_jobs", "sidings_blocked_jobs", "sidings_ready")
+        unknown = exposed.get_sample_value("sidings_unknown_jobs", {"service": "test", "type": "nobody"})
         oldest = exposed.get_sample_value("sidings_oldest_waiting_seconds", {"service": "test", "origin": ORIGIN})
-        return (oldest and 100, *(exposed.get_sample_value(name, {"service": "test"}) for name in names))
+        return (oldest and 100, unknown, *(exposed.get_sample_value(name, {"service": "test"}) for name in names))
 
     for state in ("held", "blocked"):
         await a_job(database, state, first_started_at="now() - interval '100 s'")
+    registry = Registry()
+
+    @registry.job(payload=object)
+    async def idle(job: Job[object]) -> None: ...
+
     async with (
         proxied(database) as proxy,
-        running(proxy.dsn, Registry(), prometheus=exposed, lease_seconds=1.0, audit_seconds=0.2),
+        running(proxy.dsn, registry, prometheus=exposed, lease_seconds=1.0, audit_seconds=0.2) as executor,
     ):
-        await eventually(lambda: told() == (100, 1, 1, 1), told)
+        executor.cycles.paused = True  # what could run stays where it is
+        for kind in ("idle", "nobody"):
+            await fetch(database, f"SELECT sidings.enqueue('{kind}', '{{}}', origin => '{ORIGIN}')")
+        executor.wake()
+        await eventually(lambda: told() == (100, 1, 1, 1, 1, 1), told)
         proxy.cut()
-        await eventually(lambda: told() == (None, 0, 0, 0), told)
+        await eventually(lambda: told() == (None, None, 0, 0, 0, 0), told)
         proxy.heal()
-        await eventually(lambda: told() == (100, 1, 1, 1), told)
+        await eventually(lambda: told() == (100, 1, 1, 1, 1, 1), told)
 
 
 async def test_an_audit_that_takes_long_lets_the_others_have_their_turns(database: str, monkeypatch):
