@@ -17,7 +17,7 @@ def legible(text: object) -> str:
 
 def told(error: object) -> str:
     """The text of an error, legible. Of what Postgres says not the DETAIL: it quotes the row, and so a payload."""
-    if isinstance(error, asyncpg.PostgresError):
+    if isinstance(error, asyncpg.PostgresError) and error.args:
         error = f"{error.args[0]}\nHINT:  {error.hint}" if error.hint else error.args[0]
     return legible(error)
 
