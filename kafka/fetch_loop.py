@@ -83,8 +83,8 @@ class FetchLoop(ABC):
     ) -> None:
         self.topic = subscription.topic
         self.turned_at = time.monotonic()  # a health check looks at it, and at these
-        self._put_off = Outage(log, f"{self.topic}: messages could not be decoded yet")
-        self.outages: Sequence[Outage] = (self._put_off,)
+        self.put_off = Outage(log, f"{self.topic}: messages could not be decoded yet")
+        self.outages: Sequence[Outage] = (self.put_off,)
         self._subscription = subscription
         self._client = client
         self._partitions = partitions
@@ -307,7 +307,7 @@ class FetchLoop(ABC):
             except IllegalStateError:
                 continue
             if not self._roof.paused and partition.state is State.READY and position > partition.end:
-                partition.end = position
+                partition.end, partition.put_off = position, 0.0
             # Whether Kafka has let us read of it since it was placed, be it that there is nothing.
             if not partition.suspect and partition.answered_at > partition.since:
                 partition.unreadable = None
@@ -341,16 +341,14 @@ class FetchLoop(ABC):
             try:
                 partition.items.append(self._item(partition, record))
             except Snooze as snooze:
-                self._put_off.failed(f"{partition.origin} offset {record.offset}: {text_of(snooze)}")
+                self.put_off.failed(f"{partition.origin} offset {record.offset}: {text_of(snooze)}")
                 partition.put_off = time.monotonic() + max(snoozed(snooze) or 0.0, _POLL_SECONDS)
                 partition.end = record.offset
                 self._client.seek(partition.tp, record.offset)
                 return
         partition.put_off = 0.0
-        if self._put_off.seconds() and not any(
-            p.put_off for p in self._partitions.values() if p.tp.topic == self.topic
-        ):
-            self._put_off.over()
+        if self.put_off.seconds() and not any(p.put_off for p in self._partitions.values() if p.tp.topic == self.topic):
+            self.put_off.over()
 
     def _item(self, partition: Partition, record: Record) -> Item:
         subscription = self._subscription

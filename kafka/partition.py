@@ -80,7 +80,8 @@ class Partition:
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
     unreadable: what is to be told of what cannot be read; calls: offsets whose handlers run, of lists the first;
     deaf: those that go on after their timeout.
-    put_off: until then its next message is not decoded, as its decoder has asked for; 0: it has not;
+    put_off: until then its next message is not decoded, as its decoder has asked for; 0: it has not, or the message is
+    decoded, or passed over, by now;
     idle_at: when the client was last asked for more and had nothing of it; answered_at: when it was first seen then
     that Kafka had answered again, at `answered` by the client's clock, which somebody may set."""
 
@@ -174,16 +175,18 @@ class Partition:
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
         self.began, self.undone, self.calls = former.began, former.undone, former.calls
-        self.conflicts = former.conflicts
+        self.conflicts, self.put_off = former.conflicts, former.put_off
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""
         if offset != self.next_offset:
             self.failures = self.cuts = self.conflicts = 0
             self.unreadable, self.undone = None, False
+        # What is before the message that was put off does not wait for it.
+        self.put_off = 0.0 if offset > self.next_offset else min(self.put_off, time.monotonic())
         self.next_offset = self.end = offset
         self.began = offset if self.began is None else min(self.began, offset)
-        self.beyond, self.put_off = None, 0.0
+        self.beyond = None
         self.items.clear()
         self.enter(State.READY)
 

@@ -108,7 +108,7 @@ class Vitals:
                 outage.over()
             led: defaultdict[object, list[TopicPartition]] = defaultdict(list)  # by each broker; of one nobody may hear
             for partition in self._partitions():
-                if partition.state in _UNREAD:
+                if partition.state in _UNREAD or partition.put_off:
                     led[cast(Any, client)._client.cluster.leader_for_partition(partition.tp)].append(partition.tp)
             told = await asyncio.gather(*(self._ends_of(client, tps) for tps in led.values()))
             self._ends = {tp: end for ends in told for tp, end in ends.items()}
@@ -144,14 +144,18 @@ class Vitals:
             found.append(f"there is no topic {', '.join(missing)}, or no right to see it: create it")
         stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]
         found += [f"the consumer of {loop.topic!r} is stuck for {_age(loop.turned_at):.0f} s" for loop in stuck]
+        partitions = self._partitions()
+        put_off = {p.tp.topic for p in partitions if p.put_off}  # for hours perhaps, without a try
         found += [
             f"the consumer of {loop.topic!r} has got no further for {outage.seconds():.0f} s: {outage.error}"
             for loop in self._loops
             for outage in loop.outages
             if outage.seconds() > _UNREACHABLE_SECONDS
-            and _age(outage.failed_at) < _STUCK_SECONDS  # else it has no more
+            and (
+                _age(outage.failed_at) < _STUCK_SECONDS  # else it has no more
+                or (outage is loop.put_off and loop.topic in put_off)
+            )
         ]
-        partitions = self._partitions()
         unplaced = [p for p in partitions if p.state is State.UNPLACED and _age(p.since) > _UNREACHABLE_SECONDS]
         if unplaced:
             why = next((p.reason for p in unplaced if p.reason), "their stored offsets could not be read")

@@ -2,13 +2,16 @@
 of its key's order."""
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from pydantic import BaseModel, field_validator
 from sidings import DirectoryNotReady, Message, Snooze, SQLite, Transaction
+from sidings.kafka.partition import Partition
 
 from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
 from .directory_support import COMPACTED, Acquirer, a_directory, put, row
@@ -25,12 +28,12 @@ class Away:
     def __init__(self, seconds: float = 0.0) -> None:
         self.for_good = False
         self.asked = Counter[object]()
-        self._seconds = seconds
+        self.seconds = seconds
 
     def ask(self, what: object) -> None:
         self.asked[what] += 1
         if self.for_good or self.asked[what] <= _TRIES:
-            raise Snooze(self._seconds, "the registry is away")
+            raise Snooze(self.seconds, "the registry is away")
 
 
 @pytest.mark.parametrize("what", ["decoder", "model", "dedup"])
@@ -132,6 +135,59 @@ async def test_health_tells_of_a_message_that_is_put_off_for_long_and_no_other_p
     assert told in lines[0]
     assert "and works again" in lines[-1]
     assert len(lines) - 1 < away.asked[1], "a line for each try"
+
+
+async def test_health_and_lag_tell_of_a_message_that_is_put_off_between_two_tries_too(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    """Where a decoder was away for two minutes at a time, `/health` complained in every other one, too short for an
+    alert, and the lag stayed where it was at the first try."""
+    vitals = "sidings.kafka.vitals"
+    for name, seconds in (("_UNREACHABLE_SECONDS", 0.1), ("_STUCK_SECONDS", 0.5), ("_ENDS_SECONDS", 0.1)):
+        monkeypatch.setattr(f"{vitals}.{name}", seconds)
+    name, silences = await topic(), list[int]()
+    service, away = a_service(effects, sidings_kafka), Away(2.0)
+
+    def decode(message: Message[bytes]) -> Number:
+        number = Number.model_validate_json(message.value)
+        if number.n == 1:
+            away.ask(number.n)
+        return number
+
+    @service.consumer(name, decoder=decode)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+
+    def tells() -> bool:
+        return any("the registry is away" in problem for problem in service.problems())
+
+    def tried_again() -> bool:
+        silences.extend([] if tells() else [away.asked[1]])
+        return away.asked[1] == _TRIES
+
+    await produce(sidings_kafka, name, range(2))
+    async with service:
+        await eventually(tells, service.problems)
+        await eventually(tried_again)
+        assert silences == []
+        away.for_good, away.seconds = True, 3_600.0
+        await eventually(lambda: away.asked[1] > _TRIES)
+        await eventually(offset_reaches(effects, name, 1))
+        await produce(sidings_kafka, name, range(2, 7))
+        await eventually(lambda: sample(service, "sidings_consumer_lag", topic=name) == 6)
+
+
+def test_a_message_that_was_put_off_is_due_once_its_partition_is_placed_anew_and_not_decoded_yet():
+    """After a rebalance the log said that decoding worked again, as soon as any other partition had a message."""
+    former = Partition(TopicPartition("positions", 0))
+    former.place(5)
+    former.put_off = time.monotonic() + 3_600
+    partition = Partition(former.tp)
+    partition.inherit(former)
+    partition.place(5)
+    assert 0 < partition.put_off <= time.monotonic()
+    partition.place(6)
+    assert partition.put_off == 0, "it was passed over"
 
 
 @pytest.mark.parametrize("stateless", [False, True])

@@ -76,7 +76,7 @@ def test_what_is_no_problem_yet_any_more_or_of_another_kind(clock):
         return SimpleNamespace(seconds=lambda: seconds, error="no right", failed_at=NOW - failed_before)
 
     def a_loop(turned_before: float, *outages: Any) -> Any:
-        return SimpleNamespace(topic="positions", turned_at=NOW - turned_before, outages=outages)
+        return SimpleNamespace(topic="positions", turned_at=NOW - turned_before, outages=outages, put_off=None)
 
     def problems(*partitions: Partition, loop: Any = None, backlog: Any = None) -> list[str]:
         return of(list(partitions), *([] if loop is None else [loop]), backlog=backlog).problems()
