@@ -326,3 +326,26 @@ async def test_who_reads_a_row_of_a_file_that_cannot_be_decoded_now_is_told(topi
             terminals.get("T1")
         away.for_good = False
         assert terminals["T1"].acquirer_id == "a"
+
+
+async def test_a_change_is_told_though_its_value_could_not_be_decoded_when_it_was_in_the_file(
+    topic, sidings_kafka, tmp_path: Path
+):
+    """What it had been before was not known any more, when it was read again."""
+    name, path, asked, told = await topic(config=COMPACTED), tmp_path / "terminals.db", Counter[str](), list[Any]()
+    await put(sidings_kafka, name, {"T1": row("T1"), "T2": row("T2")})
+
+    def decode(message: Message[bytes]) -> Acquirer:
+        found = Acquirer.model_validate_json(message.value)
+        asked[found.acquirer_id] += 1
+        if found.acquirer_id == "b" and asked["b"] == 2:  # for the first time from the file
+            raise Snooze(0.0, "the registry is away")
+        return found
+
+    async with a_directory(name, sidings_kafka, decoder=decode, storage=SQLite(path)) as terminals:
+        terminals.on_change(lambda change: told.append((change.key, change.old, change.new)))
+        await put(sidings_kafka, name, {"T1": row("T1", "b")})
+        await eventually(lambda: told, lambda: (asked, told))
+        await put(sidings_kafka, name, {"T2": row("T2", "c")})
+        await eventually(lambda: len(told) == 2, lambda: told)
+    assert [(key, old.acquirer_id, new.acquirer_id) for key, old, new in told] == [("T1", "a", "b"), ("T2", "a", "c")]

@@ -38,6 +38,7 @@ class Callbacks(Generic[T]):
         self.failures = 0
         self._topic = topic
         self._functions: list[Callable[[Changed[T]], object]] = []
+        self._untold: dict[Hashable, T | None] = {}  # what it was before
 
     def add(self, function: Callable[[Changed[T]], object]) -> None:
         """Tell this one too. Raises `ConfigurationError`."""
@@ -51,18 +52,21 @@ class Callbacks(Generic[T]):
         check_function(function, "on_change", f"directory {self._topic!r}", "the change")
         self._functions.append(function)
 
-    def before(self, storage: Storage[T], changes: Sequence[Change[T]]) -> dict[Hashable, T | None]:
-        """The values of all keys that `changes` may change."""
+    def before(self, storage: Storage[T], changes: Sequence[Change[T]]) -> None:
+        """Keep the values of all keys that `changes` may change. Raises the `Snooze` of who cannot decode one now."""
         if not self._functions:
-            return {}
+            return
         keys = {change[1] for change in changes if change[2] is not None}
         keys.update(storage.keys_of({change[0] for change in changes}))
-        return {key: storage.get(key) for key in keys}
+        self._untold = {key: storage.get(key) for key in keys} | self._untold
 
-    def after(self, storage: Storage[T], before: dict[Hashable, T | None]) -> None:
-        """Tell of those that have another value than `before`."""
-        for key, old in before.items():
-            if _differ(old, new := storage.get(key)):
+    def after(self, storage: Storage[T]) -> None:
+        """Tell of those that have another value than before. Raises the `Snooze` of who cannot decode one now; the next
+        call tells of the rest."""
+        for key, old in list(self._untold.items()):
+            new = storage.get(key)
+            del self._untold[key]
+            if _differ(old, new):
                 for function in self._functions:
                     try:
                         function(Changed(key, old, new))

@@ -306,9 +306,10 @@ class Follower(Generic[T]):
             )
 
     async def _change(self, batch: Batch[T]) -> None:
-        before = self._callbacks.before(self._storage, batch.changes) if self._loaded else {}
+        if self._loaded:
+            self._callbacks.before(self._storage, batch.changes)
         await self._storage.apply(batch)
-        self._callbacks.after(self._storage, before)
+        self._callbacks.after(self._storage)
 
     async def _look_at_positions(self, reader: Reader) -> dict[int, int]:
         """What is read next of each partition; and what Kafka has said of its end."""
