@@ -14,11 +14,14 @@ import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 from aiokafka import AIOKafkaProducer
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -28,7 +31,7 @@ from sidings.devstack.topics import create_topic, delete_topics
 from sidings.spark_analytics.transactions import Config, combine
 from sidings.spark_analytics.transactions.__main__ import run
 from sidings.spark_analytics.transactions.progress import progress
-from sidings.spark_analytics.transactions.topics import check_topics
+from sidings.spark_analytics.transactions.topics import _tell_compacted, check_topics
 
 from .cdc_support import (
     WAIT_SECONDS,
@@ -388,6 +391,25 @@ async def test_a_start_tells_of_topics_whose_rows_kafka_compacts(
         compacted = topics | {"cdc": await topic("cdc", config={"cleanup.policy": policy})}
         check_topics(spark, configured(compacted, sidings_kafka, tmp_path / policy))
         assert f"the topic {compacted['cdc']!r} has cleanup.policy={policy}: " in caplog.messages[-1]
+
+
+def test_a_start_goes_on_where_kafka_does_not_tell_whether_it_compacts_a_topic(caplog: pytest.LogCaptureFixture):
+    """Services that speak Kafka's protocol may refuse the question, each in its own way."""
+    refused = Py4JJavaError("", SimpleNamespace(_target_id="o1"))
+    compacted = SimpleNamespace(value=lambda: "compact")
+    policies = {"refused": refused, "untold": None, "empty": SimpleNamespace(value=lambda: None), "rows": compacted}
+
+    def policy_of(topic: str) -> Any:
+        if isinstance(policy := policies[topic], Exception):
+            raise policy
+        return SimpleNamespace(get=lambda name: policy)
+
+    jvm, admin = MagicMock(), MagicMock()
+    jvm.org.apache.kafka.common.config.ConfigResource.side_effect = lambda kind, topic: topic
+    futures = {topic: SimpleNamespace(get=lambda topic=topic: policy_of(topic)) for topic in policies}
+    admin.describeConfigs.return_value.values.return_value = futures
+    _tell_compacted(jvm, admin, list(policies))
+    assert [line.split(":")[0] for line in caplog.messages] == ["the topic 'rows' has cleanup.policy=compact"]
 
 
 @pytest.mark.long
