@@ -106,6 +106,7 @@ class Directory(Generic[T]):
         Raises:
             KeyError: There is none.
             DirectoryNotReady: The load has not ended yet.
+            Snooze: As from `get`.
         """
         if (value := self.get(key)) is None:
             raise KeyError(key)
@@ -120,6 +121,7 @@ class Directory(Generic[T]):
 
         Raises:
             DirectoryNotReady: The load has not ended yet.
+            Snooze: With `SQLite`, whose rows are decoded when they are read: that of your decoder, or validator.
         """
         if self._load_took is None:
             raise self._not_ready()
@@ -154,6 +156,7 @@ class Directory(Generic[T]):
 
         Raises:
             DirectoryNotReady: The load has not ended yet. `keys` and `values` raise it as well.
+            Snooze: As from `get`, and from `keys` and `values` too.
         """
         if self._load_took is None:
             raise self._not_ready()
