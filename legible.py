@@ -17,8 +17,9 @@ def legible(text: object) -> str:
 
 def told(error: object) -> str:
     """The text of an error, legible. Of what Postgres says not the DETAIL: it quotes the row, and so a payload."""
-    if isinstance(error, asyncpg.PostgresError) and error.args:
-        error = f"{error.args[0]}\nHINT:  {error.hint}" if error.hint else error.args[0]
+    if isinstance(error, asyncpg.PostgresError):
+        message = error.args[0] if error.args else "without a text"  # where somebody else has raised it, perhaps
+        error = f"{message}\nHINT:  {error.hint}" if error.hint else message
     return legible(error)
 
 

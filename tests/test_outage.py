@@ -34,9 +34,9 @@ def test_an_outage_tells_what_postgres_says_but_not_what_stands_in_the_row(caplo
 
 
 def test_an_error_without_a_text_is_told_as_well():
-    outage = Outage(logging.getLogger("sidings.test"), "x")
+    outage = Outage(log, "x")
     outage.failed(asyncpg.SerializationError())  # as a handler may raise it
-    assert outage.error == ""
+    assert outage.error == "without a text"
 
 
 def test_an_outage_is_told_of_when_it_begins_ever_more_seldom_and_when_it_ends(clock, caplog):
