@@ -11,6 +11,9 @@ connection closed long since, and the message sent again by somebody else.
 
 A broker of whose disks one has failed goes on, and answers a fetch of what was on it with an error that aiokafka does
 not expect: it asks again at once, and not who leads these partitions now.
+
+A broker that does not coordinate a group, or not yet, says so where aiokafka does not look when it asks for the group's
+offsets: it found none.
 """
 
 import asyncio
@@ -27,10 +30,12 @@ import aiokafka.client
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason
 from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
     KafkaConnectionError,
     KafkaError,
     NodeNotReadyError,
     NoError,
+    NotCoordinatorForGroupError,
     NotLeaderForPartitionError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
@@ -38,7 +43,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
-from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
@@ -222,7 +227,10 @@ class _Client(AIOKafkaClient):
             # Put out of the group it sends -1, which an empty group takes from anybody, and 0 from no such member.
             own = cast(Any, request)
             own._consumer_group_generation_id = max(0, own._consumer_group_generation_id)
-        return await self._send(node_id, request, group)
+        answer = await self._send(node_id, request, group)
+        if isinstance(request, OffsetFetchRequest):
+            _pass_refusal(request, answer)
+        return answer
 
     async def _send(self, node_id: Any, request: Any, group: Any) -> Any:
         await self._let_through(node_id, group)
@@ -389,6 +397,15 @@ class _Client(AIOKafkaClient):
         if connection is None:
             raise NodeNotReadyError(f"no request can be sent to broker {node_id}{unreached(self)}")
         return await connection.send(request)
+
+
+def _pass_refusal(request: Any, answer: Any) -> None:
+    """A coordinator that moves, loads or refuses the group says so once for all partitions, and names none. aiokafka
+    looks beside each, where it also knows what to do, but for a coordinator that is not available."""
+    if code := getattr(answer, "error_code", 0):  # as of the second version of the answer
+        if code == GroupCoordinatorNotAvailableError.errno:
+            code = NotCoordinatorForGroupError.errno
+        answer.topics = [(topic, [(index, -1, "", code) for index in asked]) for topic, asked in request._partitions]
 
 
 async def _first(asks: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> T:

@@ -8,12 +8,23 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import RecordsToDelete
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.errors import (
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+)
+from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 from aiokafka.structs import OffsetAndMetadata
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, PostgresUnavailable, Retry, Snooze
+from sidings.kafka.brokers import go_around_hanging_brokers
 from sidings.kafka.dead_letters import DeadLetters
 from sidings.kafka.fetch_loop import FetchLoop
 from sidings.kafka.leader_epochs import LeaderEpochs
@@ -22,7 +33,7 @@ from sidings.kafka.offsets import Move
 from sidings.kafka.outbox import NotPublished
 from sidings.kafka.partition import Partition
 from sidings.kafka.stateless_handling import StatelessHandling
-from sidings.kafka.stateless_offsets import GroupOffsets, committed_stateless
+from sidings.kafka.stateless_offsets import GroupOffsets, committed_of, committed_stateless
 from sidings.kafka.stateless_partition import Failing, StatelessPartition
 from tenacity import stop_after_delay, wait_fixed, wait_none
 
@@ -554,6 +565,98 @@ async def test_from_where_on_all_was_handled_outlives_a_restart(committed, began
     client.offsets = {TP: OffsetAndMetadata(7, committed)}
     others = (await committed_stateless(given, {TP: FORMER})).values()
     assert list(others) == ([(7, 3, began)] if committed else [])
+
+
+class Coordinator(Client):
+    """A client whose group's coordinator answers a question for offsets with each of `answers`, one after another. It
+    is looked for as often as `lookups` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: OffsetFetchResponse_v3) -> None:
+        super().__init__()
+        self.answers, self.lookups = list(answers), 0
+        inner: Any = AIOKafkaClient(bootstrap_servers="127.0.0.1:1")
+        go_around_hanging_brokers(inner)
+        monkeypatch.setattr(AIOKafkaClient, "send", self.send)
+        inner.coordinator_lookup, inner.ready = self.look_up, self.look_up
+        self._coordinator: Any = GroupCoordinator(inner, SubscriptionState(), group_id="test", retry_backoff_ms=1)
+        monkeypatch.setattr("sidings.kafka.stateless_offsets.ask_topic_ids", self.ids)
+
+    async def ids(self, *_: object) -> dict[str, UUID]:
+        return {}
+
+    async def send(self, _: int, request: object, **__: object) -> OffsetFetchResponse_v3:
+        assert isinstance(request, OffsetFetchRequest)
+        return self.answers.pop(0)
+
+    async def look_up(self, *_: object, group: object = None) -> int:
+        self.lookups += group is None
+        return 1
+
+
+LOADING, NOT_AVAILABLE, NOT_COORDINATOR, NO_RIGHT, UNKNOWN = 14, 15, 16, 30, -1
+AT_7 = OffsetFetchResponse_v3(0, [(TP.topic, [(TP.partition, 7, "", 0)])], 0)
+
+
+async def loaded(client: Any) -> dict[TopicPartition, Any]:
+    return dict(await offsets_of(client).load([TP]))
+
+
+async def found(client: Any) -> dict[TopicPartition, Any]:
+    return dict(await committed_of(client, [TP], {}))
+
+
+@pytest.mark.parametrize("ask", [loaded, found])
+@pytest.mark.parametrize(("code", "lookups"), [(LOADING, 1), (NOT_AVAILABLE, 2), (NOT_COORDINATOR, 2)])
+async def test_a_coordinator_that_moves_or_loads_is_not_taken_for_a_group_without_offsets(
+    ask, code, lookups, monkeypatch
+):
+    """Its refusal stands at the top of its answer, and no partitions do: where to start was committed over them."""
+    client = Coordinator(monkeypatch, OffsetFetchResponse_v3(0, [], code), AT_7)
+    assert await ask(client) == {TP: 7}
+    assert client.lookups == lookups
+    assert client.told == []
+    await client._coordinator.close()
+
+
+@pytest.mark.parametrize(("code", "error"), [(NO_RIGHT, GroupAuthorizationFailedError), (UNKNOWN, KafkaError)])
+@pytest.mark.parametrize("ask", [loaded, found])
+async def test_nor_is_one_that_refuses(ask, code, error, monkeypatch):
+    client = Coordinator(monkeypatch, OffsetFetchResponse_v3(0, [], code))
+    with pytest.raises(error):
+        await ask(client)
+    await client._coordinator.close()
+
+
+async def test_a_consumer_that_starts_while_the_coordinator_moves_goes_on_where_the_group_was(
+    topic, sidings_kafka, monkeypatch
+):
+    """With ``start="latest"`` it passed over all that was behind that, and for good."""
+    name, handled, refused = await topic(), list[int](), list[int]()
+    await produce(sidings_kafka, name, range(10))
+    former = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id=name, enable_auto_commit=False)
+    await former.start()
+    former.assign([TopicPartition(name, 0)])
+    await former.commit({TopicPartition(name, 0): 0})
+    await former.stop()
+    send = AIOKafkaClient.send
+
+    async def moving(client: AIOKafkaClient, node: Any, request: Any, **options: Any) -> Any:
+        answer: Any = await send(client, node, request, **options)
+        if isinstance(request, OffsetFetchRequest) and len(refused) < 2:  # aiokafka itself asks once, for nothing
+            refused.append(node)
+            return OffsetFetchResponse_v3(0, [], NOT_COORDINATOR)
+        return answer
+
+    monkeypatch.setattr(AIOKafkaClient, "send", moving)
+    service = a_service(sidings_kafka, group=name)
+
+    @service.consumer(name, stateless=True, start="latest", dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        handled.append(message.value.n)
+
+    async with service:
+        await eventually(lambda: len(refused) == 2 and len(handled) >= 10, lambda: (refused, handled))
+    assert handled == list(range(10))
 
 
 async def test_a_jump_is_committed_at_once():
