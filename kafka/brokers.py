@@ -22,7 +22,8 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -86,12 +87,13 @@ def go_around_hanging_brokers(
     where they are not there, if they make those that are asked for; of no others, as one that somebody has deleted."""
     client.__class__ = _Client
     client.wanted = wanted
-    client._get_conn_lock_value = nullcontext()  # one for each broker stands in its place
+    client._get_conn_lock_value = _Connecting()  # a lock for each broker stands in its place
     client.session_seconds = session_seconds
     client.patience = defaultdict(lambda: _CONNECT_SECONDS)
     client.locks = defaultdict(asyncio.Lock)
     client.connecting = {}
     client.failed_at = {}
+    client.errors = {}
     client.late = defaultdict(int)
     client.fetch_bytes = {}
     client.throttled_until = {}
@@ -101,13 +103,19 @@ def go_around_hanging_brokers(
     client.updated_at, client.updated_of = 0.0, None
 
 
-def unreached(client: Any) -> str:
-    """Brokers to which the last try to connect has just failed, and where: the end of a sentence, or nothing. The
-    addresses are not those that the client was given, and aiokafka tells them nowhere. Any thread may ask."""
-    since = time.monotonic() - _LATELY_SECONDS
-    known = [client.cluster.broker_metadata(node) for (node, _), at in list(client.failed_at.items()) if at > since]
-    some = ", ".join(f"broker {one.nodeId} at {one.host}:{one.port}" for one in dict.fromkeys(known) if one)
-    return f": no connection to {some}, as brokers tell their clients (advertised.listeners)" if some else ""
+def unreached(client: Any, nodes: Collection[Any] | None = None) -> str:
+    """Brokers to which the last try to connect has just failed, where, and why: the end of a sentence, or nothing. The
+    addresses are not those that the client was given, and aiokafka tells them nowhere. nodes: of these alone. Any
+    thread may ask."""
+    since, known = time.monotonic() - _LATELY_SECONDS, dict[Any, Any]()
+    for place, at in list(client.failed_at.items()):
+        if at > since and (nodes is None or place[0] in nodes) and (one := client.cluster.broker_metadata(place[0])):
+            known[place] = one
+    if not known:
+        return ""
+    some = ", ".join(f"broker {one.nodeId} at {one.host}:{one.port}" for one in dict.fromkeys(known.values()))
+    why = "; ".join(dict.fromkeys(client.errors[place] for place in known))
+    return f": no connection to {some}, as brokers tell their clients (advertised.listeners): {why}"
 
 
 def throttling(client: Any) -> str:
@@ -116,13 +124,25 @@ def throttling(client: Any) -> str:
     return ": it throttles this client (a quota)" if client.throttled else ""
 
 
+_refusal: ContextVar[str] = ContextVar("sidings_refusal")  # of the connection that was tried last
+
+
+class _Connecting:
+    """Around each connection that aiokafka makes, as its lock: it logs why one cannot be made, and tells nobody."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        _refusal.set(repr(error))
+
+
 class _Client(AIOKafkaClient):
-    """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
-    requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
-    network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
-    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unconnected: while connecting
-    fails with errors that aiokafka does not expect. unanswered: while none tells who leads what. updated_at: when it
-    was last told who leads what, and updated_of: of which topics."""
+    """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one; errors: why.
+    late: how many requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a
+    broker, where the network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a
+    connection before (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unconnected:
+    while connecting fails with errors that aiokafka does not expect. unanswered: while none tells who leads what.
+    updated_at: when it was last told who leads what, and updated_of: of which topics."""
 
     session_seconds: float | None
     wanted: Callable[[], Collection[str]]
@@ -130,6 +150,7 @@ class _Client(AIOKafkaClient):
     locks: defaultdict[Any, asyncio.Lock]
     connecting: dict[Any, float]
     failed_at: dict[Any, float]
+    errors: dict[Any, str]
     late: defaultdict[Any, int]
     fetch_bytes: dict[Any, int]
     throttled_until: dict[Any, float]
@@ -195,16 +216,19 @@ class _Client(AIOKafkaClient):
             began = self.connecting[place] = time.monotonic()
             seconds = min(self.patience[node_id], self._milliseconds / 1000)
             connection: Any = None
+            _refusal.set("")
             try:
                 async with asyncio.timeout(seconds):
                     connection = cast(Any, await super()._get_conn(node_id, group=group, no_hint=no_hint))
             except TimeoutError:
                 log.warning("broker %s: no connection within %.1f s", node_id, seconds)
+                _refusal.set(f"not within {seconds:.1f} s")
                 self.patience[node_id] = 2 * seconds  # it may be slow, and no more
                 self.force_metadata_update()
             except Exception as error:  # noqa: BLE001 - aiokafka ends its tasks over what it does not expect
                 self.unconnected.failed(f"broker {node_id}: {error!r}")
                 self.force_metadata_update()
+                _refusal.set(repr(error))
             else:
                 if connection is not None:
                     self.unconnected.over()
@@ -212,6 +236,7 @@ class _Client(AIOKafkaClient):
             finally:
                 del self.connecting[place]
             if connection is None:
+                self.errors[place] = _refusal.get()
                 self.failed_at[place] = time.monotonic()
             else:
                 self.failed_at.pop(place, None)

@@ -187,7 +187,10 @@ class Contact:
         ask."""
         if why := self.throttling:
             return why
-        return f": nobody leads {', '.join(unled[:5])}" if (unled := self.unled(tps)) else ""
+        if unled := self.unled(tps := list(tps)):
+            return f": nobody leads {', '.join(unled[:5])}"
+        client = self._client._client
+        return unreached(client, {client.cluster.leader_for_partition(tp) for tp in tps})
 
     @property
     def unreached(self) -> str:

@@ -4,14 +4,17 @@ nobody from the others, and what it led is read from whoever leads it next. A re
 import asyncio
 import gc
 import random
+import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
+import aiokafka.client
 import pytest
-from aiokafka.errors import KafkaError
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError, SaslAuthenticationFailed
 from sidings import KafkaSettings, KafkaUnavailable, Message, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import Producer, membership
@@ -86,6 +89,41 @@ async def test_the_address_that_a_broker_tells_and_that_leads_nowhere_is_told(ow
             await reader.look_at_topic()
         assert "127.0.0.1:1" in reader._contact.unreached
     finally:
+        await reader.close()
+
+
+async def test_a_broker_that_alone_refuses_us_is_told_with_its_reason(own_kafka, monkeypatch) -> None:
+    """As where a password was changed and brokers are restarted one by one. The others tell who leads what, so that
+    Kafka seemed to be there, and to say nothing of some partitions, for no reason."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "terminals", partitions=2)
+    address = kafka.broker(2).address
+    create = aiokafka.client.create_conn
+
+    async def refusing(host: str, port: int, **options: Any) -> Any:
+        if f"{host}:{port}" == address:
+            raise SaslAuthenticationFailed("the password is wrong")
+        return await create(host, port, **options)
+
+    monkeypatch.setattr(aiokafka.client, "create_conn", refusing)
+    told = rf": no connection to broker 2 at {address}, .*SaslAuthenticationFailed.*the password is wrong"
+    settings = KafkaSettings(bootstrap=kafka.broker(1).address)
+    reader, sender = Reader(settings, "terminals"), Sender(settings, OutboxSettings(), idempotent=False)
+    try:
+        await reader.connect(asyncio.Event())
+        reader.assign([0, 1])
+        for n in (0, 1):
+            reader.seek(n, 0, None)
+        await eventually(lambda: re.search(told, reader.why_silent), lambda: reader.why_silent)
+        leads: Any = cast(Any, reader._client)._client.cluster.leader_for_partition
+        of_2, of_1 = sorted((0, 1), key=lambda n: leads(TopicPartition("terminals", n)) != 2)
+        assert reader._contact.silence([TopicPartition("terminals", of_1)]) == "", "it has nothing to do with these"
+        await sender.start()
+        await sender.partitions("terminals", SECONDS)
+        await sender.append("terminals", value=b"1", partition=of_2)
+        await eventually(lambda: re.search(told, str(sender.late())), sender.late)
+    finally:
+        await sender.kill()
         await reader.close()
 
 

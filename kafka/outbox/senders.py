@@ -127,7 +127,8 @@ class Sender:
 
     def late(self) -> TimeoutError:
         """What a batch fails with that was not acknowledged in time."""
-        return TimeoutError(f"Kafka did not acknowledge in time{throttling(self._producer.client)}")
+        client = self._producer.client
+        return TimeoutError(f"Kafka did not acknowledge in time{throttling(client) or unreached(client)}")
 
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
