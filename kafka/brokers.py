@@ -47,7 +47,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from ..outage import Outage
@@ -101,6 +101,7 @@ def go_around_hanging_brokers(
     client.unconnected = Outage(log, "no connection could be made")
     client.unanswered = Outage(log, "no broker could be asked who leads what")
     client.updated_at, client.updated_of = 0.0, None
+    client.heard_at = None
 
 
 def unreached(client: Any, nodes: Collection[Any] | None = None) -> str:
@@ -142,7 +143,8 @@ class _Client(AIOKafkaClient):
     broker, where the network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a
     connection before (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unconnected:
     while connecting fails with errors that aiokafka does not expect. unanswered: while none tells who leads what.
-    updated_at: when it was last told who leads what, and updated_of: of which topics."""
+    updated_at: when it was last told who leads what, and updated_of: of which topics. heard_at: when the group's
+    coordinator has last answered a member."""
 
     session_seconds: float | None
     wanted: Callable[[], Collection[str]]
@@ -159,6 +161,7 @@ class _Client(AIOKafkaClient):
     unanswered: Outage
     updated_at: float
     updated_of: frozenset[str] | None
+    heard_at: float | None
 
     @property
     def _milliseconds(self) -> int:
@@ -265,6 +268,8 @@ class _Client(AIOKafkaClient):
             async with self._awaited(node_id), limit:
                 answer = cast(Any, await super().send(node_id, request, group=group))
             self._heed(node_id, group, answer)
+            if isinstance(request, HeartbeatRequest | SyncGroupRequest):
+                self.heard_at = time.monotonic()
             return answer
         except NodeNotReadyError:
             raise NodeNotReadyError(f"no request can be sent to broker {node_id}{unreached(self)}") from None

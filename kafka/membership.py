@@ -192,6 +192,14 @@ class Contact:
         client = self._client._client
         return unreached(client, {client.cluster.leader_for_partition(tp) for tp in tps})
 
+    def unheard(self) -> float:
+        """For how many seconds the group's coordinator has not answered, if that is more than a session: it may have
+        given our partitions to others, and cannot tell us. Any thread may ask."""
+        inner = self._client._client
+        if inner.heard_at is None or (seconds := time.monotonic() - inner.heard_at) <= inner.session_seconds:
+            return 0.0
+        return seconds
+
     @property
     def unreached(self) -> str:
         """As `brokers.unreached`."""

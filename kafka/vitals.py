@@ -135,6 +135,11 @@ class Vitals:
         if lost > _UNREACHABLE_SECONDS:
             where = "" if contact is None else contact.unreached
             found.append(f"none of the brokers that the consumer knows has answered for {lost:.0f} s{where}")
+        elif contact and self.rebalancing_since is None and (unheard := contact.unheard()) > _UNREACHABLE_SECONDS:
+            found.append(
+                f"the group's coordinator has not answered for {unheard:.0f} s: others may have the partitions that "
+                f"this instance goes on with{contact.throttling or contact.unreached}"
+            )
         if not self._steady and _age(self._failing_since) > _UNREACHABLE_SECONDS:
             found.append(f"the connection to Kafka breaks again and again: {self._trouble}")
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:

@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import aiokafka.client
 import pytest
@@ -15,10 +15,11 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 from aiokafka.structs import BrokerMetadata
-from sidings.kafka import brokers
+from sidings.kafka import brokers, membership
 from sidings.kafka.brokers import go_around_hanging_brokers, unreached
+from sidings.kafka.membership import Contact
 
 from .support import eventually
 
@@ -46,7 +47,8 @@ async def client() -> Any:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The time as the client sees it."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(brokers, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in (brokers, membership):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -272,6 +274,31 @@ async def test_a_coordinator_that_hangs_is_looked_for_anew_within_the_session(cl
     with pytest.raises(TimeoutError if of_its_own else RequestTimedOutError):
         await asyncio.wait_for(client.send(1, HeartbeatRequest("test", 1, "a")), 10)
     assert bool(closed) != of_its_own
+
+
+async def test_that_the_coordinator_has_answered_a_member_is_noted(client, clock, monkeypatch):
+    """And no other answer: the group knows of its members by these alone."""
+    ends: list[Exception | None] = [None, None, RequestTimedOutError(), None]
+
+    async def send(*_: Any, **__: Any) -> Any:
+        if end := ends.pop(0):
+            raise end
+        return SimpleNamespace()
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    contact = Contact(cast(Any, SimpleNamespace(_client=client)))
+    client.session_seconds = 10.0
+    assert contact.unheard() == 0.0, "it is no member"
+    await client.send(1, SyncGroupRequest("test", 1, "a", None, []))
+    clock.now += 9
+    assert contact.unheard() == 0.0, "its session lasts"
+    clock.now += 2
+    await client.send(1, SimpleNamespace())
+    with pytest.raises(RequestTimedOutError):
+        await client.send(1, HeartbeatRequest("test", 1, "a"))
+    assert contact.unheard() == 11.0
+    await client.send(1, HeartbeatRequest("test", 1, "a"))
+    assert contact.unheard() == 0.0
 
 
 async def test_who_was_put_out_of_its_group_commits_nothing(client, monkeypatch):

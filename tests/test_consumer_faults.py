@@ -602,7 +602,8 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     topics: dict[str, set[int] | None] = {"positions": {0}}
     cluster = SimpleNamespace(leader_for_partition=lambda tp: 1)
     client: Any = SimpleNamespace(
-        partitions_for_topic=topics.get, _client=SimpleNamespace(throttled=False, failed_at={}, cluster=cluster)
+        partitions_for_topic=topics.get,
+        _client=SimpleNamespace(throttled=False, failed_at={}, heard_at=None, cluster=cluster),
     )
     contact = Contact(client)
     vitals = Vitals({"positions"}, {"positions"}, list)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import aiokafka.client
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.client import ConnectionGroup
 from aiokafka.errors import KafkaError, SaslAuthenticationFailed
 from sidings import KafkaSettings, KafkaUnavailable, Message, Transaction
 from sidings.devstack.topics import create_topic
@@ -26,6 +27,7 @@ from sidings.kafka.outbox.senders import Sender
 from .consumer_support import Number, a_service, as_json, producing
 from .outbox_support import sending
 from .support import SECONDS, eventually
+from .test_stateless import a_service as a_stateless_service
 
 PARTITIONS = 6
 REQUEST_SECONDS = 120.0
@@ -125,6 +127,37 @@ async def test_a_broker_that_alone_refuses_us_is_told_with_its_reason(own_kafka,
     finally:
         await sender.kill()
         await reader.close()
+
+
+async def test_a_member_that_cannot_reach_its_coordinator_says_so(own_kafka, monkeypatch) -> None:
+    """Its group puts it out, and it cannot be told: it goes on, beside whoever has its partitions now."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 3.0)
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "positions", partitions=2)
+    refused, create = list[str](), aiokafka.client.create_conn
+
+    async def refusing(host: str, port: int, **options: Any) -> Any:
+        if f"{host}:{port}" in refused:
+            raise SaslAuthenticationFailed("the password is wrong")
+        return await create(host, port, **options)
+
+    monkeypatch.setattr(aiokafka.client, "create_conn", refusing)
+    service = a_stateless_service(kafka.bootstrap, session_seconds=6.0)
+
+    @service.consumer("positions", stateless=True, dead_letter="dead")
+    async def handle(message: Message[Number]) -> None: ...
+
+    async with service:
+        await eventually(lambda: service._life.consumer.joined and not service.problems())
+        client: Any = service._life.consumer._client
+        coordinator = client._coordinator.coordinator_id
+        address = kafka.broker(coordinator).address
+        refused.append(address)
+        client._client._conns[coordinator, ConnectionGroup.COORDINATION].close()
+        told = rf"the group's coordinator has not answered .*broker {coordinator} at {address}, .*the password is wrong"
+        await eventually(lambda: re.search(told, " ".join(service.problems())), service.problems)
+        refused.clear()
+        await eventually(lambda: not service.problems(), service.problems)
 
 
 @pytest.mark.chaos

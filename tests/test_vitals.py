@@ -34,7 +34,9 @@ def a_partition(number: int, state: State, *, seconds: float = 0, next_offset: i
 def of(partitions: list[Partition], *loops: Any, backlog: Any = None, highwater: Any = lambda _: None) -> Vitals:
     vitals = Vitals({"positions", "orders"}, {"positions"}, lambda: partitions)
     client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0}, highwater=highwater)
-    contact: Any = SimpleNamespace(lost_since=None, silence=lambda _: "", unreached="")
+    contact: Any = SimpleNamespace(
+        lost_since=None, silence=lambda _: "", unreached="", throttling="", unheard=lambda: 0.0
+    )
     vitals.connected(client, loops, backlog, contact)
     vitals.rebalance_ends()
     return vitals
@@ -111,6 +113,25 @@ def test_what_is_no_problem_yet_any_more_or_of_another_kind(clock):
     assert problems(aside, before, ready) == ["Kafka has not answered for 60 s about positions/2"]
     ready.since, ready.answered_at = NOW - 61, NOW - 1
     assert problems(ready) == []
+
+
+def test_a_coordinator_that_has_not_answered_for_long_is_told_of_but_not_beside_what_is_worse(clock):
+    """Kafka gives the partitions to others, and the member that cannot be told goes on with them."""
+    vitals = of([])
+    contact: Any = vitals._contact
+    contact.unheard, contact.unreached = lambda: 14.0, ": no connection to broker 2"
+    assert vitals.problems() == []
+    contact.unheard = lambda: 60.0
+    [told] = vitals.problems()
+    assert told == (
+        "the group's coordinator has not answered for 60 s: others may have the partitions that this instance goes on "
+        "with: no connection to broker 2"
+    )
+    vitals.rebalance_begins()
+    assert vitals.problems() == [], "it goes on with none"
+    vitals.rebalance_ends()
+    contact.lost_since = NOW - 61
+    assert ["none of the brokers" in told for told in vitals.problems()] == [True]
 
 
 def test_a_connection_that_breaks_after_long_breaks_once_and_a_rebalance_tells_of_the_error_before_it(monkeypatch):
