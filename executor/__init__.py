@@ -20,7 +20,7 @@ from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
-from .link import NOT_NOW, Backoff, Link, check_schema, close_all, connect, disk_is_full, rest_after, takes_no_writes
+from .link import NOT_NOW, Backoff, Link, check_schema, close_all, connect, refuses_writes, rest_after, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .outages import MOST_CONFLICTS, after_conflict
@@ -45,11 +45,11 @@ __all__ = [
     "check_schema",
     "close_all",
     "connect",
-    "disk_is_full",
     "end_if_forked",
     "forks_so_far",
     "keep_from_children",
     "now",
+    "refuses_writes",
     "rest_after",
     "takes_no_writes",
 ]

@@ -28,7 +28,7 @@ from .clock import now
 from .deferral import Deferral
 from .expected import Expected
 from .flights import Batch, Flight, applied, merged
-from .link import Backoff, Link
+from .link import Backoff, Link, refuses_writes
 from .metrics import ExecutorMetrics
 from .queues import NOTHING_PAUSED, Entry
 from .recording import array, cycle_arguments, plain
@@ -406,7 +406,7 @@ class CycleLoop:
                     self.outage.failed(f"{type(error).__name__}: {told(error)}")
                     await backoff.sleep()
             except asyncpg.PostgresError as error:
-                if batch.finished and isinstance(error, _REFUSED):
+                if batch.finished and isinstance(error, _REFUSED) and not refuses_writes(error):
                     self._bisect(batch, error)
                 else:  # perhaps a full disk, or a trigger that somebody has put on the executor's row
                     self.outage.failed(f"{type(error).__name__}: {told(error)}")

@@ -23,7 +23,7 @@ __all__ = [
     "check_schema",
     "close_all",
     "connect",
-    "disk_is_full",
+    "refuses_writes",
     "takes_no_writes",
 ]
 
@@ -51,6 +51,7 @@ _LONG_SECONDS, _LONG_SHARE = 3.0, 0.9  # what counts as a long statement, and of
 _QUICK_SECONDS = 1.0  # after a long statement that was quicker the next needs no more time than others
 _REST, _MOST_REST_SECONDS = 20.0, 300.0
 _ASK_SECONDS = 2.0
+_GIVE_IDS = ("GetNewTransactionId", "GetNewMultiXactId")  # functions of Postgres, which its errors name
 _OF_A_QUERY = ("pgsql_tmp", "/PostgreSQL.", "pg_dynshmem")  # of shared memory a container has little
 
 # It welcomes clients for which it has none.
@@ -140,7 +141,7 @@ async def takes_no_writes(connection: Connection, error: BaseException, *, faile
     only the `error` that its handler has raised tells, or that is kept from filling it. What the transaction has done
     is undone, also where it has itself forbidden them; another one is open. failed: whether a statement of the
     transaction may have: else the full disk is another server's."""
-    if disk_is_full(error) and (failed or any(isinstance(each, PostgresUnavailable) for each in _all_of(error))):
+    if refuses_writes(error) and (failed or any(isinstance(each, PostgresUnavailable) for each in _all_of(error))):
         return True
     try:
         async with asyncio.timeout(_ASK_SECONDS):
@@ -153,13 +154,15 @@ async def takes_no_writes(connection: Connection, error: BaseException, *, faile
         raise
 
 
-def disk_is_full(error: BaseException) -> bool:
-    """Whether Postgres has no room for what is written, also where a handler has made another error of that. No room
-    for a query's own temporary files, or for what its parallel workers share, is that query's failure: it would have
-    none again each time."""
+def refuses_writes(error: BaseException) -> bool:
+    """Whether Postgres has no room for what is written, or no transaction ids left before a wraparound, also where a
+    handler has made another error of that. No room for a query's own temporary files, or for what its parallel workers
+    share, is that query's failure: it would have none again each time."""
     for each in _all_of(error):
         if isinstance(each, asyncpg.DiskFullError):
             return not any(part in str(each) for part in _OF_A_QUERY)
+        if isinstance(each, asyncpg.ProgramLimitExceededError):  # the code also of what is too long for an index
+            return each.as_dict().get("server_source_function") in _GIVE_IDS
     return False
 
 

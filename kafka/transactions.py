@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import asyncpg
 
 from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
-from ..executor import CLEAN, PostgresSettings, disk_is_full, keep_from_children, takes_no_writes
+from ..executor import CLEAN, PostgresSettings, keep_from_children, refuses_writes, takes_no_writes
 from ..jobs import Connection, Transaction
 from ..jobs.transaction import is_closed
 from ..schema import connect_any
@@ -65,7 +65,7 @@ async def _takes_no_writes(connection: Connection, error: BaseException, *, fail
     transaction's statements may have."""
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
         return await takes_no_writes(connection, error, failed=failed)
-    return failed and disk_is_full(error)
+    return failed and refuses_writes(error)
 
 
 def in_transaction(connection: Connection) -> bool:
@@ -235,7 +235,7 @@ class Transactions:
         self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection, tx: Transaction
     ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
-        gone = isinstance(error, _OF_POSTGRES) and (server_is_gone(error, connection) or disk_is_full(error))
+        gone = isinstance(error, _OF_POSTGRES) and (server_is_gone(error, connection) or refuses_writes(error))
         blameless = False
         if gone or isinstance(error, PostgresUnavailable):
             try:
@@ -279,7 +279,7 @@ class Transactions:
             async with asyncio.timeout(self.settings.call_seconds):
                 return await call()
         except BaseException as error:
-            gone = server_is_gone(error, connection) or disk_is_full(error)
+            gone = server_is_gone(error, connection) or refuses_writes(error)
             busy = isinstance(error, asyncpg.InterfaceError) and not gone and not begins
             if gone or isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
                 try:

@@ -248,10 +248,13 @@ async def test_a_partition_whose_batches_are_undone_is_told_of_while_others_move
     assert sorted(await numbers(effects)) == [0, 1, 2, 3, 4, 100]
 
 
+@pytest.mark.parametrize("what", ["disk_full", "program_limit_exceeded"])
 @pytest.mark.parametrize("where", ["handler", "another error", "offset"])
-async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, monkeypatch, where):
+async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, monkeypatch, where, what):
     """It counted as a failure: with the last attempt the message was parked as soon as there was room again. And
-    `/health` was good meanwhile, for it looked at Postgres only, not at what nobody could write there."""
+    `/health` was good meanwhile, for it looked at Postgres only, not at what nobody could write there. The same where
+    Postgres has no transaction ids left, before a wraparound."""
+    monkeypatch.setattr("sidings.executor.link._GIVE_IDS", ("exec_stmt_raise",))  # the function that RAISE names
     monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
     name, tried = await topic(), list[int]()
     service = a_service(effects, sidings_kafka)
@@ -261,7 +264,7 @@ async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, m
             f"""CREATE TABLE full_disk ();
             CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 IF NEW.{second} AND to_regclass('full_disk') IS NOT NULL THEN
-                    RAISE disk_full USING MESSAGE = 'No space left on device';
+                    RAISE {what} USING MESSAGE = 'No space left on device';
                 END IF; RETURN NEW; END $$;
             CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION no_room()"""
         )
@@ -271,7 +274,7 @@ async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, m
         tried.append(message.value.n)
         try:
             await record(message, tx)
-        except asyncpg.DiskFullError:
+        except (asyncpg.DiskFullError, asyncpg.ProgramLimitExceededError):
             if where == "another error":
                 raise ValueError("not now") from None
             raise

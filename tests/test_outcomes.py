@@ -1042,6 +1042,33 @@ async def test_an_outcome_that_postgres_refuses_does_not_hold_up_the_others(
     assert "a cycle was refused" in caplog.text
 
 
+async def test_an_outcome_waits_with_its_text_while_postgres_has_no_transaction_ids_left(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """It was taken for a refused value, since the code is that of a row that is too long for an index."""
+    monkeypatch.setattr("sidings.executor.link._GIVE_IDS", ("exec_stmt_raise",))  # the function that RAISE names
+    registry = Registry()
+
+    @registry.job(retry=PATIENT)
+    async def ride(job: Job[Ride]) -> None:
+        raise ValueError("the vehicle is gone")
+
+    async with connected(database) as connection:
+        await connection.execute(
+            """CREATE TABLE no_ids ();
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF to_regclass('no_ids') IS NOT NULL THEN RAISE program_limit_exceeded; END IF; RETURN NEW; END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON sidings.job_history FOR EACH ROW EXECUTE FUNCTION refuse()"""
+        )
+        await enqueue(database, ride, [Ride(number=1)])
+        async with running(database, registry):
+            await eventually(lambda: "ProgramLimitExceededError" in caplog.text)
+            await connection.execute("DROP TABLE no_ids")
+            [row] = await ended(database, 1)
+    assert row["error_message"].startswith("the vehicle is gone")
+    assert "a cycle was refused" not in caplog.text
+
+
 async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_group(
     database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

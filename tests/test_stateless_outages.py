@@ -1,22 +1,27 @@
 """Stateless consumers while processes and servers die, and the group rebalances: nothing lost, each key in order."""
 
 import asyncio
+import os
 import random
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Job, KafkaSettings, Message, OutboxSettings, Retry, Service, Transaction, migrate
+from sidings.devstack.binaries import postgres_program
+from sidings.devstack.postgres import Postgres
 from sidings.devstack.topics import create_topic
 from sidings.kafka.outbox.senders import Sender
 from tenacity import stop_after_attempt
 
 from .consumer_support import Number, as_json, effects_table, numbers, produce, producing, record, sample
-from .support import SECONDS, Ride, eventually
+from .support import SECONDS, Ride, connected, eventually, fetch
 from .test_stateless import a_service, committed, everything
 
 WORKER = Path(__file__).with_name("stateless_worker.py")
@@ -276,6 +281,64 @@ async def test_no_message_is_blamed_where_its_handler_finds_postgres_away(own_po
     assert await everything(sidings_kafka, dead) == []
     told = [line for line in caplog.messages if "found Postgres or Kafka away" in line]
     assert len(told) == 2, "at the beginning of the outage, and at its end"
+
+
+def shortly_before_a_wraparound(server: Postgres) -> None:
+    """Start it with hardly any transaction ids left, as after two thousand million transactions."""
+    data, next_id = server.directory / "data", 2**31 - 1_000_000
+    status = data / "pg_xact" / f"{next_id >> 20:04X}"
+    server.stop()
+    status.write_bytes(bytes(1 << 18))
+    owner = data.stat()
+    os.chown(status, owner.st_uid, owner.st_gid)
+    command = [postgres_program("pg_resetwal"), "--next-transaction-id", str(next_id), str(data)]
+    user = {"user": owner.st_uid, "group": owner.st_gid} if owner.st_uid != os.getuid() else {}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **user)
+    server.start()
+
+
+async def test_no_message_is_blamed_where_postgres_has_no_transaction_ids_left(
+    own_postgres, topic, sidings_kafka, monkeypatch
+):
+    """The whole topic was drained into the dead-letter topic. A row that is too long for an index has the same code,
+    and is its message's own. The old prepared transaction keeps the server's vacuum from making ids free."""
+    monkeypatch.setattr("sidings.kafka.stateless_handling._AWAY_SECONDS", 0.05)
+    postgres = own_postgres({"autovacuum": "on", "autovacuum_naptime": "1s"})
+    await migrate(postgres.dsn, service="test")
+    await effects_table(postgres.dsn)
+    await fetch(postgres.dsn, "CREATE TABLE indexed (text text STORAGE EXTERNAL PRIMARY KEY)")
+    async with connected(postgres.dsn) as connection:
+        await connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
+    await asyncio.to_thread(shortly_before_a_wraparound, postgres)
+    name, dead = await topic(), await topic("dead")
+    kafka, registry = KafkaSettings(bootstrap=sidings_kafka, fetch_seconds=0.05), CollectorRegistry()
+    service: Any = Service("test", postgres=postgres.dsn, kafka=kafka, prometheus=registry)
+    calls: list[int] = []
+
+    @service.consumer(name, stateless=True, dead_letter=dead, retry=Retry(stop=stop_after_attempt(1)))
+    async def handle(message: Message[Number]) -> None:
+        calls.append(message.value.n)
+        async with service.transaction() as tx:
+            try:
+                await record(message, tx)
+            except asyncpg.ProgramLimitExceededError:
+                if len(calls) == 2:
+                    await tx.execute("SELECT 'it has failed'")
+                raise
+            if message.value.n == 1:
+                too_long = "SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) n"
+                await tx.execute(f"INSERT INTO indexed {too_long}")
+
+    async def stored() -> bool:
+        return await numbers(postgres.dsn) == [0, 2]
+
+    async with service:
+        await produce(sidings_kafka, name, range(3))
+        await eventually(lambda: len(calls) > 2)
+        await fetch(postgres.dsn, "ROLLBACK PREPARED 'forgotten'")
+        await eventually(stored)
+    letters = await everything(sidings_kafka, dead)
+    assert [Number.model_validate_json(letter.value).n for letter in letters] == [1]
 
 
 async def test_no_message_is_blamed_where_its_handler_finds_kafka_away(topic, sidings_kafka, monkeypatch):

@@ -20,7 +20,18 @@ from sidings.jobs import Job, Registry, Retry
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
-from .support import ORIGIN, SECONDS, a_role, connected, drained, enqueue, eventually, outcomes, running
+from .support import (
+    ORIGIN,
+    SECONDS,
+    a_role,
+    connected,
+    drained,
+    enqueue,
+    eventually,
+    fetch,
+    outcomes,
+    running,
+)
 
 ONCE = Retry(stop=stop_after_attempt(1))  # what counts as a failure ends the job
 
@@ -143,15 +154,17 @@ async def test_a_server_that_takes_no_writes_is_no_failure(database: str) -> Non
     assert sorted(await outcomes(database)) == ["snoozed", "succeeded"]
 
 
+@pytest.mark.parametrize("what", ["disk_full", "program_limit_exceeded"])
 @pytest.mark.parametrize("told", ["as it is", "as another error"])
-async def test_a_full_disk_is_no_failure(database: str, told: str) -> None:
+async def test_a_full_disk_is_no_failure(database: str, told: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only at the job's end it was none: what a handler's own statement met was its failure, and a job with one attempt
-    was discarded."""
+    was discarded. The same where Postgres has no transaction ids left, before a wraparound."""
+    monkeypatch.setattr("sidings.executor.link._GIVE_IDS", ("exec_stmt_raise",))  # the function that RAISE names
     registry, tried = Registry(), list[int]()
     async with connected(database) as connection:
         await connection.execute(
-            """CREATE FUNCTION write(room boolean) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
-                IF NOT room THEN RAISE disk_full USING MESSAGE = 'No space left on device'; END IF; END $$"""
+            f"""CREATE FUNCTION write(room boolean) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+                IF NOT room THEN RAISE {what} USING MESSAGE = 'No space left on device'; END IF; END $$"""
         )
 
     @registry.job(transactional=True, retry=ONCE)
@@ -159,7 +172,7 @@ async def test_a_full_disk_is_no_failure(database: str, told: str) -> None:
         tried.append(job.attempt)
         try:
             await job.tx.execute("SELECT write($1)", len(tried) > 4)
-        except asyncpg.DiskFullError:
+        except (asyncpg.DiskFullError, asyncpg.ProgramLimitExceededError):
             if told == "as another error":
                 raise ValueError("not now") from None
             raise
@@ -168,6 +181,22 @@ async def test_a_full_disk_is_no_failure(database: str, told: str) -> None:
         await enqueue(database, once, [{}])
         await drained(database)
     assert sorted(await outcomes(database)) == ["snoozed"] * 4 + ["succeeded"]
+
+
+async def test_a_row_that_is_too_long_for_an_index_is_a_failure(database: str) -> None:
+    """With the same code Postgres says that it has no transaction ids left."""
+    registry = Registry()
+    await fetch(database, "CREATE TABLE effect (text text STORAGE EXTERNAL PRIMARY KEY)")
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        too_long = "SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) n"
+        await job.tx.execute(f"INSERT INTO effect {too_long}")
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert await outcomes(database) == ["discarded"]
 
 
 @pytest.mark.parametrize(
