@@ -28,13 +28,16 @@ __all__ = [
 ]
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
-# scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
+# scan is what a generic plan made on an empty table would choose; jit costs more than these statements take. What is on
+# here by itself a role or a database may have switched off.
 # The isolation level is the one that the protocols were checked with; under SERIALIZABLE our reads would also make
 # transactions of the service fail.
 _SERVER_SETTINGS = {
     "application_name": "sidings",
     "default_transaction_isolation": "read committed",
     "enable_bitmapscan": "off",  # its result would have to be sorted
+    "enable_indexscan": "on",
+    "enable_nestloop": "on",
     "enable_seqscan": "off",
     "jit": "off",
     "lock_timeout": "3000",

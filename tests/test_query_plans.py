@@ -341,6 +341,30 @@ async def test_locked_rows_are_looked_for_by_primary_key(filled: str):
     plans.must_not_scan_a_table()
 
 
+@pytest.mark.parametrize(
+    ("setting", "query", "arguments"), [("enable_nestloop", "cycle", 13), ("enable_indexscan", "locked", 1)]
+)
+async def test_a_role_without_the_plans_that_these_statements_take_has_them_for_these(
+    filled: str, setting: str, query: str, arguments: int
+):
+    """As where somebody has switched nested loops off for the analyses of a database: each cycle read all jobs."""
+    name = filled.rpartition("/")[2]
+    async with connected(filled) as connection:
+        await connection.execute(f'ALTER DATABASE "{name}" SET {setting} = off')
+        try:
+            async with as_the_executor(filled) as own:
+                await own.execute(f"PREPARE generic AS {load_sql('sidings.executor', query)}")
+                text = await own.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE generic ({', '.join(['NULL'] * arguments)})")
+        finally:
+            await connection.execute(f'ALTER DATABASE "{name}" RESET {setting}')
+    of_jobs = [node for node in nodes(json.loads(text)[0]["Plan"]) if node.get("Relation Name") == "job"]
+    scans = [node for node in of_jobs if node["Node Type"].endswith("Scan")]
+    assert scans
+    for node in scans:
+        assert node["Node Type"] in ("Index Scan", "Index Only Scan"), text
+        assert "(id = " in node.get("Index Cond", ""), text
+
+
 async def test_an_insert_looks_at_nothing(filled: str):
     one = ("x", "t/0", "g", 0, None, None, None, "{}", 0)
     many = ("x", "t/0", "\x1f".join("g" * 9), 0, None, None, None, "\x1f".join(["{}"] * 9), 0, 9)
