@@ -2,9 +2,9 @@
 
 Everything that a service author imports stands here. Reading order of the code: `errors`, `settings` (what all have in
 common); `schema` (the tables); `jobs` (what a job is, and how it is stored); `executor` (who runs it, and when);
-`kafka` (assignment and consumer); `service`, which composes all of these. `collector`, `exposition`, `outage`,
-`signals`, `supervision` and `waiting` know of none of them. Around a service: `testing`, `cli`, `spark_analytics`,
-`devstack`.
+`kafka` (assignment and consumer); `service`, which composes all of these. `collector`, `exposition`, `legible`,
+`outage`, `signals`, `supervision` and `waiting` know of none of them. Around a service: `testing`, `cli`,
+`spark_analytics`, `devstack`.
 
 A name is imported when it is asked for: the command line and a process that only looks do not wait for what they do
 not use.
