@@ -6,12 +6,12 @@ import asyncpg
 
 __all__ = ["legible", "told"]
 
-_UNUSUAL = re.compile("[^ -~]")
+_UNUSUAL = re.compile("\n(?!    )|[^ -~\n]")
 
 
 def legible(text: object) -> str:
     """What comes from elsewhere, as a line of the log may have it: no control characters, which could steer a terminal,
-    and behind a line break an indent, so that nothing in it passes for a line of its own."""
+    and behind a line break an indent, so that nothing in it passes for a line of its own. What is so already stays."""
     return _UNUSUAL.sub(_shown, str(text))
 
 

@@ -13,6 +13,7 @@ from ..executor import end_if_forked, forks_so_far, takes_no_writes
 from ..jobs import Snooze, Transaction
 from ..jobs.context import current_work
 from ..jobs.transaction import is_closed
+from ..legible import told
 from .calling import told_of, unusual
 from .message import Message
 from .metrics import ConsumerMetrics
@@ -35,7 +36,8 @@ class BatchFailed(Exception):
     the messages may be the cause."""
 
     def __init__(self, error: Exception, index: int | None) -> None:
-        super().__init__(told_of(error))
+        of_postgres = index is None and isinstance(error, asyncpg.PostgresError)  # its DETAIL would quote the row
+        super().__init__(f"{type(error).__name__}: {told(error)}" if of_postgres else told_of(error))
         self.error = error
         self.index = index
 

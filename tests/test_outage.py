@@ -6,6 +6,7 @@ import logging
 import asyncpg
 import pytest
 from sidings import Message, Transaction, migrate
+from sidings.kafka.handling import BatchFailed
 from sidings.outage import Outage
 
 from .consumer_support import Number, a_service, effects_table, offset_reaches, produce, record
@@ -31,6 +32,12 @@ def test_an_outage_tells_what_postgres_says_but_not_what_stands_in_the_row(caplo
     [told] = [record.getMessage() for record in caplog.records]
     assert told == "the outbox could not be read, trying again: a trigger says\n    CRITICAL no\n    HINT:  ask"
     assert outage.error == told.removeprefix("the outbox could not be read, trying again: ")
+
+
+def test_nor_does_what_a_consumer_says_of_a_message_that_could_not_be_parked():
+    fields = {"C": "23514", "M": "it violates a constraint", "D": "Failing row contains (4111-secret)."}
+    failed = BatchFailed(asyncpg.PostgresError.new(fields), None)
+    assert str(failed) == "CheckViolationError: it violates a constraint"
 
 
 def test_an_error_without_a_text_is_told_as_well():
