@@ -47,7 +47,8 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
        NULL::text AS "group", (SELECT q.last_value - (NOT q.is_called)::int FROM sidings.job_position q) AS position,
        NULL::int[] AS numbers,
        date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at, NULL::float8 AS first_started_at,
-       jsonb_build_object('fence', (SELECT e.fence FROM sidings.executor e WHERE e.id = $15),
+       jsonb_build_object('fence', (SELECT e.fence FROM sidings.executor e
+                                    WHERE uuid_send(e.id) = uuid_send($15) ORDER BY e.era DESC LIMIT 1),
                           'pauses', (SELECT jsonb_agg(jsonb_build_array(p.kind, p.type, p.origin, p."group"))
                                      FROM sidings.pause p)) AS headers, to_json(s.snapshot::text) AS payload
 FROM s
