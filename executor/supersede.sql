@@ -1,5 +1,6 @@
 -- Of the waiting jobs of one type in one group only the newest is left; the others end as superseded, so many at a time
--- that the call ends in its time. It inherits the failures of those: else a steady stream of new jobs would never back off.
+-- that the call ends in its time. It inherits the failures of those, or a steady stream of new jobs would never back off, and
+-- their losses, or one whose handler kills its executor would never be found out. A loss alone does not shift when it is due.
 --
 -- Called for lanes of which nothing runs, while no read is under way: what it deletes is in no answer that is still to come.
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Newest is the largest id: a job that commits late has
@@ -27,11 +28,13 @@ WITH mine AS MATERIALIZED (
     RETURNING j.*, o.ref, o.epoch
 ), inherited AS (
     UPDATE sidings.job j
-    SET failures = greatest(j.failures, s.failures), first_started_at = least(j.first_started_at, s.first_started_at),
-        run_at = greatest(j.run_at, s.run_at), error = coalesce(j.error, s.error)
-    FROM (SELECT u.ref, max(u.failures) AS failures, min(u.first_started_at) AS first_started_at, max(u.run_at) AS run_at,
-                 max(u.error) AS error
-          FROM superseded u WHERE u.failures > 0 GROUP BY u.ref) s
+    SET failures = greatest(j.failures, s.failures), losses = greatest(j.losses, s.losses),
+        first_started_at = least(j.first_started_at, s.first_started_at), run_at = greatest(j.run_at, s.run_at),
+        error = coalesce(j.error, s.error)
+    FROM (SELECT u.ref, max(u.failures) AS failures, max(u.losses) AS losses,
+                 min(u.first_started_at) FILTER (WHERE u.failures > 0) AS first_started_at,
+                 max(u.run_at) FILTER (WHERE u.failures > 0) AS run_at, max(u.error) FILTER (WHERE u.failures > 0) AS error
+          FROM superseded u WHERE u.failures > 0 OR u.losses > 0 GROUP BY u.ref) s
     JOIN newest n USING (ref),
          LATERAL (SELECT k.id FROM sidings.job k WHERE k.id = n.id FOR UPDATE SKIP LOCKED) free
     WHERE j.id = free.id

@@ -150,6 +150,14 @@ async def history(dsn: str, columns: str = "*") -> list[asyncpg.Record]:
     return await fetch(dsn, f"SELECT {columns} FROM sidings.job_history ORDER BY finished_at, attempt")
 
 
+async def lose(dsn: str, ids: list[int], losses: int = 1) -> None:
+    """As if these jobs had been running when their executor died."""
+    async with connected(dsn) as connection:
+        await connection.execute(
+            "UPDATE sidings.job SET losses = $2::int, attempt = attempt + $2::int WHERE id = ANY ($1)", ids, losses
+        )
+
+
 async def outcomes(dsn: str) -> list[str]:
     """The outcomes of all attempts, in the order in which they ended."""
     return [row["outcome"] for row in await history(dsn, "outcome")]

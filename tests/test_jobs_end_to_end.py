@@ -33,6 +33,7 @@ from .support import (
     fetch,
     history,
     jobs_left,
+    lose,
     outcomes,
     running,
     value,
@@ -549,14 +550,6 @@ async def test_thousands_of_groups_that_fail_leave_a_healthy_one_its_turn(databa
 
 
 # -- suspects and unknown types -----------------------------------------------------------------------------------
-
-
-async def lose(database: str, ids: list[int], losses: int = 1) -> None:
-    """As if these jobs had been running when their executor died."""
-    async with connected(database) as connection:
-        await connection.execute(
-            "UPDATE sidings.job SET losses = $2::int, attempt = attempt + $2::int WHERE id = ANY ($1)", ids, losses
-        )
 
 
 async def test_jobs_that_were_lost_together_run_one_at_a_time_beside_the_innocent(database: str):

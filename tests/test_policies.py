@@ -30,6 +30,7 @@ from .support import (
     fetch,
     history,
     jobs_left,
+    lose,
     outcomes,
     running,
     stuck_lanes,
@@ -195,24 +196,25 @@ async def test_a_delayed_job_that_is_due_is_superseded_by_nothing_else(database:
 @pytest.mark.parametrize(
     ("jobs", "expected"),
     [
-        ([(1, 2, 2, "old"), (2, 5, 1, "new")], (5, 2, 1, "new")),
-        ([(3, 1, 2, "a"), (2, 4, 1, "b"), (9, 0, 0, None), (None, 0, None, None)], (4, 3, 1, "b")),
-        ([(3, 2, 1, "old"), (2, 1, 4, "new")], (2, 3, 1, "new")),
+        ([(1, 2, 1, 2, "old"), (2, 5, 2, 1, "new")], (5, 2, 2, 1, "new")),
+        ([(3, 1, 0, 2, "a"), (2, 4, 0, 1, "b"), (9, 0, 0, 0, None), (None, 0, 0, None, None)], (4, 0, 3, 1, "b")),
+        ([(3, 2, 3, 1, "old"), (2, 1, 1, 4, "new")], (2, 3, 3, 1, "new")),
+        ([(9, 0, 3, 1, "snoozed"), (2, 0, 1, 4, None)], (0, 3, 2, 4, None)),
     ],
-    ids=["its own", "those of several", "either"],
+    ids=["its own", "those of several", "either", "losses alone"],
 )
-async def test_the_newest_job_has_the_most_failures_the_first_start_and_the_last_due_time(
-    database: str, jobs: list[tuple[int | None, int, int | None, str | None]], expected: tuple[object, ...]
+async def test_the_newest_job_has_the_most_failures_and_losses_the_first_start_and_the_last_due_time(
+    database: str, jobs: list[tuple[int | None, int, int, int | None, str | None]], expected: tuple[object, ...]
 ):
     """Also where an older one, which had failed, has been released behind it, or was committed late. It has nothing of
-    those that have not failed, as snoozed ones."""
+    those that have not failed, as snoozed ones, but their losses."""
     async with connected(database) as connection:
-        for run_at, failures, started, error in jobs:
+        for run_at, failures, losses, started, error in jobs:
             await connection.execute(
                 """INSERT INTO sidings.job
-                       (type, origin, "group", policy, payload, run_at, failures, first_started_at, error)
-                   VALUES ('locate', $1, 'a', 1, '{}', to_timestamp($2::int), $3, to_timestamp($4::int), $5)""",
-                *(ORIGIN, run_at, failures, started, error),
+                       (type, origin, "group", policy, payload, run_at, failures, losses, first_started_at, error)
+                   VALUES ('locate', $1, 'a', 1, '{}', to_timestamp($2::int), $3, $4, to_timestamp($5::int), $6)""",
+                *(ORIGIN, run_at, failures, losses, started, error),
             )
         me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
         epoch = await connection.fetchval(
@@ -221,7 +223,8 @@ async def test_the_newest_job_has_the_most_failures_the_first_start_and_the_last
         supersede = load_sql("sidings.executor", "supersede")
         await connection.fetch(supersede, me, [ORIGIN], [epoch], ["a"], ["locate"], ["locate"], 100)
         [left] = await connection.fetch(
-            "SELECT failures, date_part('epoch', run_at), date_part('epoch', first_started_at), error FROM sidings.job"
+            """SELECT failures, losses, date_part('epoch', run_at), date_part('epoch', first_started_at), error
+               FROM sidings.job"""
         )
         assert tuple(left) == expected
         assert await ended(database) == {}  # its type leaves no history
@@ -332,6 +335,27 @@ async def test_the_newest_job_inherits_the_failures_of_those_it_supersedes(datab
         await drained(database)
     assert failures == [(0, 0), (1, 1), (2, 2)]
     assert Counter((await ended(database)).values()) == {"superseded": 2, "succeeded": 1}
+
+
+async def test_the_newest_job_inherits_the_losses_of_those_it_supersedes(database: str):
+    """Where newer ones kept coming, a handler that kills its process killed the next one each time, and was never found
+    out: its job was superseded, and the newest had no losses."""
+    registry = Registry()
+    seen: list[str] = []
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(f"{job.group}-{job.payload.number}")
+
+    for group, losses in [("suspect", 2), ("poison", 3)]:
+        lost, _ = await enqueue(database, locate, [Ride(transport=group, number=number) for number in range(2)])
+        await lose(database, [lost], losses)
+    async with running(database, registry, poison_after=2):
+        await eventually(partial(value, database, "SELECT count(held) = 1 AND count(*) = 1 FROM sidings.job"))
+    assert seen == ["suspect-1"]
+    [held] = await fetch(database, "SELECT held, payload FROM sidings.job")
+    assert (held["held"], Ride.model_validate_json(held["payload"]).number) == ("poison: it kept killing executors", 1)
+    assert sorted(await outcomes(database)) == ["held", "succeeded", "superseded", "superseded"]
 
 
 async def test_a_delay_of_a_latest_type_debounces(database: str):
