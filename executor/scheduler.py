@@ -359,9 +359,7 @@ class Scheduler:
         their successes, and the next ones start when that is committed. Only jobs that nothing speaks against; any
         other becomes ready in its own time."""
         successors: list[Entry] = []
-        if self.pauses is not NOTHING_PAUSED:
-            return successors
-        types, shares = self._types, self._shares
+        types, shares, paused = self._types, self._shares, self.pauses is not NOTHING_PAUSED
         for entry in ending:
             lane = entry.lane
             if lane is None or lane.running is not entry or not lane.queue:
@@ -370,6 +368,8 @@ class Scheduler:
             if head.policy or head.losses or head.type not in types or head.type in shares:
                 continue
             if head.due is not None and head.due > now:
+                continue
+            if paused and self.withholds(head.type, lane.origin.name, lane.group):
                 continue
             if len(successors) == limit:
                 break

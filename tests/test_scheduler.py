@@ -919,15 +919,27 @@ def test_no_more_groups_are_handed_over_than_fit_into_the_cycle():
     assert [(entry.group, entry.position) for entry in rig.choose()] == [("c", 6)]
 
 
-def test_a_paused_group_is_not_handed_over():
+@pytest.mark.parametrize(
+    "pause",
+    [["type", "paused", None, None], ["origin", None, "t/1", None], ["group", None, "t/1", "a"]],
+    ids=lambda pause: pause[0],
+)
+def test_only_what_is_paused_is_not_handed_over(pause: list[str | None]):
+    """One paused group anywhere took the hand-over from all groups of all instances."""
     rig = Rig()
+    other = rig.scheduler.add_origin("t/1", 1)
     rig.put(1)
-    [first] = rig.choose()
-    rig.scheduler.pause(Pauses.of([["group", None, "t/0", "a"]]))
-    rig.put(2)
-    assert rig.hand_over(first) is None
-    rig.scheduler.ended(first, 0)
+    rig.put(2, queue=other)
+    first, withheld = rig.choose()
+    rig.scheduler.pause(Pauses.of([pause]))
+    rig.put(3)
+    rig.put(4, queue=other, type="paused")
+    handed = rig.scheduler.hand_over([withheld, first], 2, rig.now)
+    assert positions(handed) == [3]
+    rig.scheduler.all_ended([withheld, first], 0)
     assert rig.choose() == []
+    rig.scheduler.all_ended(handed, 0)
+    assert rig.in_memory == 0
 
 
 def test_a_job_without_a_group_hands_nothing_over():
