@@ -104,7 +104,7 @@ class ExecutorSettings(Settings):
         history_days: How long `job_history` keeps attempts.
         notify: Tell other instances at once of jobs for their origins (`LISTEN`/`NOTIFY`, coalesced), instead of
             leaving them to their polling. Not through PgBouncer in transaction mode.
-        audit_seconds: How often all waiting jobs are compared with what the reader has found.
+        audit_seconds: How long after the last time all waiting jobs are compared with what the reader has found.
 
     Raises:
         ConfigurationError: A value is out of bounds; the message names the field.

@@ -101,8 +101,9 @@ class Upkeep:
     async def _do_what_is_due(self, tasks: "Sequence[_Task]") -> None:
         loop = asyncio.get_running_loop()
         for task in tasks:
-            if (time := loop.time()) >= task.at:
-                task.at = time + await task.turn()
+            if loop.time() >= task.at:
+                seconds = await task.turn()
+                task.at = loop.time() + seconds
 
     async def _maintain(self) -> None:
         try:
@@ -192,7 +193,8 @@ class Upkeep:
     async def audit(self) -> int:
         """Read every held origin from 0 and count the jobs that the scheduler would never have started.
 
-        What looks missed is looked at again a little later: the reader may just have been about to deliver it.
+        What looks missed is looked at again a little later: the reader may just have been about to deliver it. Of
+        millions that wait it takes minutes, since it rests after each page.
         """
         found = 0
         for queue in list(self._scheduler.origins.values()):
@@ -218,7 +220,7 @@ class Upkeep:
         after = 0
         while self._scheduler.origins.get(queue.name) is queue:
             await self._do_what_is_due(self._short)
-            version = queue.version
+            version, began = queue.version, now()
             rows = await self._link.fetch(self._audit_sql, queue.name, after, _PAGE, queue.high)
             if queue.version != version:
                 return set()
@@ -234,7 +236,7 @@ class Upkeep:
                 queue.unknown = dict(unknown)
                 return out
             after = rows[-1]["position"]
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(min(_AGES_SECONDS, rest_after(now() - began)))  # the others have their turns meanwhile
         return set()
 
 

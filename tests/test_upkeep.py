@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import asyncpg
 import pytest
@@ -268,6 +269,38 @@ async def test_an_audit_that_takes_long_lets_the_others_have_their_turns(databas
     begun = sent.index(upkeep._audit_sql)
     assert sent[begun : begun + 100].count(upkeep._ages_sql) > 1
     await link.close()
+
+
+async def test_an_audit_takes_little_of_the_time_of_postgres(database: str, monkeypatch):
+    """Of millions of paused jobs it took minutes, and was due again at once: half a core for each instance."""
+    monkeypatch.setattr(upkeep_module, "_PAGE", 1)
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: False)
+    scheduler.add_origin(ORIGIN, 1).high = 100
+    upkeep = an_upkeep(link, scheduler)
+    async with connected(database) as connection:
+        for position in range(1, 6):
+            await _store(connection, position, 0)
+    loop, pages, fetch = asyncio.get_running_loop(), list[tuple[float, float]](), link.fetch
+
+    async def slow(query: str, *args: object) -> list[asyncpg.Record]:
+        began = loop.time()
+        await fetch("SELECT pg_sleep(0.01)")
+        rows = await fetch(query, *args)
+        pages.append((began, loop.time()))
+        return rows
+
+    monkeypatch.setattr(link, "fetch", slow)
+    assert await upkeep.audit() == 0
+    assert len(pages) == 6
+    assert all(following - end > min(10 * (end - began), 4) for (began, end), (following, _) in pairwise(pages))
+    await link.close()
+
+
+async def test_what_took_longer_than_its_turns_are_apart_is_not_due_again_at_once(database: str):
+    upkeep = an_upkeep(Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True))
+    task = upkeep_module._Task(lambda: asyncio.sleep(0.2), 0.1, 0.0, "the reader could not be audited")
+    await upkeep._do_what_is_due([task])
+    assert task.at > asyncio.get_running_loop().time()
 
 
 async def test_what_waits_for_a_person_and_cannot_be_counted_in_time_is_given_more(database: str):
