@@ -276,7 +276,7 @@ class CycleLoop:
         """More jobs for those that run in batches: a batch takes one worker, however large it is."""
         sizes = self._workers.batch_sizes
         counts = Counter((entry.origin, entry.type) for entry in chosen if entry.type in sizes)
-        wanted = {key: -count % sizes[key[1]] for key, count in counts.items()}
+        wanted = {key: left for key, count in counts.items() if (left := -count % sizes[key[1]])}
         room = _MAX_AHEAD - len(self._named) - len(chosen)
         return self._scheduler.choose_more(wanted, room, time) if wanted and room > 0 else []
 

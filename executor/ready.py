@@ -104,10 +104,10 @@ class ReadyQueue:
             count -= min(standing, _MOST_SLOW * self._window)
         return max(0, count)
 
-    def lines(self) -> list[deque[Entry | Lane]]:
-        """What stands here, by priority. Who takes something out lowers `count`."""
+    def lines(self, types: Collection[str] | None = None) -> list[deque[Entry | Lane]]:
+        """What stands here, by priority; types: of these alone. Who takes something out lowers `count`."""
         levels = sorted(self._levels.values(), key=lambda level: -level.priority)
-        return [line for level in levels for line in (level.first, level.again)]
+        return [line for level in levels if types is None or level.type in types for line in (level.first, level.again)]
 
     def remove(self, entry: Entry) -> None:
         """Take this one out, if it stands here."""

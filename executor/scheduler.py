@@ -385,13 +385,18 @@ class Scheduler:
         """Take up to `limit` more jobs, and of each origin and type no more than `wanted`. None that has failed or may
         have killed an executor: such a one runs alone."""
         chosen: list[Entry] = []
-        for line in self._ready.lines():
+        limit = min(limit, sum(wanted.values()))
+        for line in self._ready.lines({type for _, type in wanted}):
+            passed = 0
             for _ in range(len(line)):
+                if len(chosen) == limit:
+                    break
                 item = line.popleft()
                 head = item if isinstance(item, Entry) else item.queue[0] if item.queue else None
                 left = 0 if head is None else wanted.get((head.origin, head.type), 0)
-                if head is None or not left or head.failures or head.losses or len(chosen) == limit:
+                if head is None or not left or head.failures or head.losses:
                     line.append(item)
+                    passed += 1
                     continue
                 self._ready.count -= 1
                 entry = self._take(item, now) if isinstance(item, Lane) else item
@@ -399,6 +404,7 @@ class Scheduler:
                     wanted[entry.origin, entry.type] = left - 1
                     entry.origin.running.add(entry)
                     chosen.append(entry)
+            line.rotate(passed)  # these go first still
         return chosen
 
     def _take(self, lane: Lane, now: float) -> Entry | None:

@@ -644,6 +644,29 @@ def test_a_list_is_filled_up_with_nothing_that_has_failed_or_may_have_killed_an_
     assert sorted(positions(rig.choose())) == [2, 3, 5], "one suspect at a time"
 
 
+def test_a_list_is_filled_up_with_few_looks_at_what_it_does_not_take_and_what_it_passes_over_keeps_its_turn():
+    """All that was ready was gone through each time, also where nothing was wanted: a millisecond of the event loop."""
+
+    class Wanted(dict[tuple[OriginQueue, str], int]):
+        looks = 0
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            self.looks += 1
+            return super().get(key, default)
+
+    rig = Rig()
+    other = rig.scheduler.add_origin("t/1", 1)
+    rig.put([1, 2], group=None)
+    rig.put([3, 4, *range(5, 100)], group=None, queue=other)
+    rig.put(range(100, 200), group=None, type="y")
+    wanted = Wanted({(other, "x"): 2, (rig.queue, "z"): 0})
+    assert positions(rig.scheduler.choose_more(wanted, 10, rig.now)) == [3, 4]
+    assert wanted.looks == 4
+    assert rig.scheduler.choose_more(wanted, 10, rig.now) == []
+    assert wanted.looks == 4
+    assert positions(entry for entry in rig.choose() if entry.type == "x")[:4] == [1, 2, 5, 6]
+
+
 def test_a_suspect_that_fails_or_is_put_back_makes_room_for_the_next():
     rig = Rig()
     rig.put([1, 2], group=None, losses=1)
