@@ -109,28 +109,21 @@ class ReadyQueue:
         levels = sorted(self._levels.values(), key=lambda level: -level.priority)
         return [line for level in levels if types is None or level.type in types for line in (level.first, level.again)]
 
-    def remove(self, entry: Entry) -> None:
-        """Take this one out, if it stands here."""
+    def remove(self, gone: Collection[Entry | Lane]) -> None:
+        """Take these out of what could run, in one pass. Lanes of them that are back `leave` by themselves."""
         for line in self.lines():
-            if entry in line:
-                line.remove(entry)
-                self.count -= 1
+            stay = [item for item in line if item not in gone]
+            self.count -= len(line) - len(stay)
+            line.clear()
+            line.extend(stay)
 
     def forget(self, gone: Callable[[Entry | Lane], bool]) -> None:
         """Take all of these out, also of what waits for its time: else they pile up till then."""
-        self.take_out(gone)
+        self.remove({item for line in self.lines() for item in line if gone(item)})
         self._timers = [timer for timer in self._timers if not gone(timer[2])]
         heapq.heapify(self._timers)
         for level in self._overdue:
             level.overdue = deque(item for item in level.overdue if not gone(item[1]))
-
-    def take_out(self, gone: Callable[[Entry | Lane], bool]) -> None:
-        """Take these out of what could run. Lanes of them that are back `leave` by themselves."""
-        for line in self.lines():
-            stay = [item for item in line if not gone(item)]
-            self.count -= len(line) - len(stay)
-            line.clear()
-            line.extend(stay)
 
     # -- what comes back ----------------------------------------------------------------------------------------
 

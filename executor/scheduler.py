@@ -145,9 +145,11 @@ class Scheduler:
         it may be older than what they are forgotten for."""
         read = {queue.name: queue for queue in self.origins.values() if not queue.draining}
         lanes = {lane for name, group in groups if name in read and (lane := read[name].lanes.get(group)) is not None}
-        if any(lane.queued for lane in lanes):
-            self._ready.take_out(lambda item: item in lanes)
-        for entry in self.suspects.forget(lambda entry: entry.lane in lanes):
+        known = [entry for id in ended if (entry := self.memory.jobs.get(id)) is not None and entry.lane is None]
+        single = {entry for entry in known if entry not in entry.origin.running}
+        if single or any(lane.queued for lane in lanes):
+            self._ready.remove({*lanes, *single})
+        for entry in (*single, *self.suspects.forget(lambda entry: entry in single or entry.lane in lanes)):
             self.memory.drop(entry)
         for lane in lanes:
             for entry in lane.queue:
@@ -155,10 +157,6 @@ class Scheduler:
             self._forget_lane(lane)
             lane.more = True
             self.hungry[lane] = None
-        for id in ended:
-            entry = self.memory.jobs.get(id)
-            if entry is not None and entry.lane is None and entry not in entry.origin.running:
-                self._discard_waiting(entry)
         for id in (*ended, *(lane.running.id for lane in lanes if lane.running is not None)):
             self._early.pop(id, None)
 
@@ -692,11 +690,11 @@ class Scheduler:
             self._ready.leave(lane)
 
     def _discard_waiting(self, entry: Entry) -> None:
-        """Take a waiting job out: a read has brought it with another position, or a person has ended it."""
+        """Take a waiting job out: a read has brought it with another position."""
         self.memory.drop(entry)
         if self.suspects.remove(entry):
             return
         if entry.lane is not None:
             entry.lane.queue.remove(entry)
         else:
-            self._ready.remove(entry)
+            self._ready.remove({entry})

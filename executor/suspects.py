@@ -54,11 +54,13 @@ class Suspects:
             entry.lane.running = None
         return True
 
-    def forget(self, gone: Callable[[Entry], bool]) -> list[Entry]:
+    def forget(self, gone: Callable[[Entry], bool]) -> set[Entry]:
         """Take out those of them that wait, and return these."""
-        forgotten = [entry for entry in self._waiting if gone(entry)]
+        forgotten = {entry for entry in self._waiting if gone(entry)}
+        self._waiting = deque(entry for entry in self._waiting if entry not in forgotten)
         for entry in forgotten:
-            self.remove(entry)
+            if entry.lane is not None:
+                entry.lane.running = None
         return forgotten
 
     def next_due(self) -> float | None:
