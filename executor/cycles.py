@@ -218,8 +218,8 @@ class CycleLoop:
             self._put_back(workers.expired, time)
             workers.expired = []
         finished, workers.finished = workers.finished, []
-        held = set(scheduler.origins.values())
-        finished = [f for f in finished if f[0].origin in held]
+        if any(scheduler.origins.get(queue.name) is not queue for queue in {f[0].origin for f in finished}):
+            finished = [f for f in finished if scheduler.holds(f[0])]
         flying = [flight.batch for flight in self._flights]
         shares, back = workers.share_out(entry for batch in flying for entry in batch.chosen)
         scheduler.share_out(shares)
@@ -501,11 +501,11 @@ class CycleLoop:
                 scheduler.again(entry, inf if heard else time)
             else:
                 scheduler.ended(entry, time)
-        queues = scheduler.origins.values()
-        live = {queue for queue in queues if not queue.draining and time < queue.deadline and not self.paused}
-        start = [entry for entry in batch.chosen if entry.origin in live]
-        if len(start) < len(batch.chosen):
-            self.unname([entry for entry in batch.chosen if entry.origin not in live])
+        held, queues, start = scheduler.origins, {entry.origin for entry in batch.chosen}, batch.chosen
+        live = {q for q in queues if held.get(q.name) is q and not q.draining and time < q.deadline and not self.paused}
+        if len(live) < len(queues):
+            self.unname([entry for entry in start if entry.origin not in live])
+            start = [entry for entry in start if entry.origin in live]
         if start:
             self._workers.claim(start)
         for reached in batch.barriers:

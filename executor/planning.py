@@ -1,6 +1,7 @@
 """What the next read asks for: how far each origin is read forward, which lanes are refilled, and how large all of that
 may be. Pure, like the scheduler."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .queues import Lane, OriginQueue
@@ -60,18 +61,20 @@ class Planner:
 
     def behind_hand(self) -> bool:
         """Whether memory has room, and the database is known to have more."""
-        return self._scheduler.memory.low() and any(queue.backlogged for queue in self._readable())
+        backlogged = (queue for queue in self._scheduler.origins.values() if queue.backlogged)
+        return self._scheduler.memory.low() and bool(self._readable(backlogged))
 
     def saw_everything(self, plan: Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
         if self._scheduler.hungry or self._scheduler.crowded or not all(plan.pages):
             return False
         seen = dict(plan.origins)
-        return all(seen.get(queue) == queue.version and not queue.backlogged for queue in self._readable())
+        readable = self._readable(self._scheduler.origins.values())
+        return all(seen.get(queue) == queue.version and not queue.backlogged for queue in readable)
 
-    def _readable(self) -> list[OriginQueue]:
+    def _readable(self, queues: Iterable[OriginQueue]) -> list[OriginQueue]:
         paused = self._scheduler.pauses.origins
-        return [q for q in self._scheduler.origins.values() if not q.draining and q.name not in paused]
+        return [queue for queue in queues if not queue.draining and queue.name not in paused]
 
     # -- what to ask for --------------------------------------------------------------------------------------------
 
@@ -79,7 +82,7 @@ class Planner:
         """The next read. Its lanes are hungry no more: `Scheduler.still_hungry` gives them back."""
         scheduler, memory = self._scheduler, self._scheduler.memory
         memory.adjust_keep()
-        queues = self._readable()
+        queues = self._readable(scheduler.origins.values())
         fitting = max(1, memory.fitting(self._largest))
         size, refills = self._refills(fitting)
         lanes = scheduler.take_hungry(refills)
