@@ -71,7 +71,8 @@ class Reader:
         self._on_new_server = on_new_server
         self._on_fence = on_fence
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
-        self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
+        # As the last read gave it: its text, the fence, the pauses and their digest.
+        self._standing: tuple[str, int | None, Pauses, str | None] = "", None, NOTHING_PAUSED, None
         self._marks = ReadMarks()
         self._skews = -inf, inf  # between these were the server's epoch seconds against our clock, at the last read
         self._drawn = 0  # the last position that had been drawn when the last read was answered
@@ -275,6 +276,7 @@ class Reader:
             plan.most_late,
             plan.largest,
             self._scheduler.memory.payload_budget,
+            self._standing[3],
         )
 
     def _give_up(self, plan: Plan) -> None:
@@ -330,9 +332,11 @@ class Reader:
         self.server = server
         scheduler.read_from(_timeline(server))
         if header["headers"] != self._standing[0]:
-            standing = json.loads(header["headers"])
-            self._standing = header["headers"], standing["fence"], Pauses.of(standing["pauses"])
-        _, fence, pauses = self._standing
+            standing, (_, _, pauses, digest) = json.loads(header["headers"]), self._standing
+            if standing["paused"] != digest:  # else they were not brought
+                pauses = Pauses.of(standing["pauses"])
+            self._standing = header["headers"], standing["fence"], pauses, standing["paused"]
+        _, fence, pauses, _ = self._standing
         if not self._on_fence(fence):
             self._woken.set()
             return False

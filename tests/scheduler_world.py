@@ -137,9 +137,9 @@ class Database:
     def read(self, arguments: tuple[Any, ...], now: float) -> list[Record]:
         """`read.sql`."""
         (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out, _, most_late) = (
-            arguments[:-2]
+            arguments[:-3]
         )
-        largest, late_bytes = arguments[-2:]
+        largest, late_bytes, paused = arguments[-3:]
         snapshot = self.snapshot()
         candidates = [mark for xid, mark in zip(xids, marks, strict=True) if snapshot.shows(xid)]
         before = None if previous is None else Snapshot.parse(previous)
@@ -150,7 +150,9 @@ class Database:
         header[:4] = [0, 0, self.next_xid, self.server]
         header[INDEX["position"]] = self.next_position - 1
         header[INDEX["run_at"]] = now + SERVER_AHEAD
-        header[INDEX["headers"]] = json.dumps({"fence": self.fence, "pauses": list(self.pauses) or None})
+        digest = str(sorted(self.pauses, key=str)) if self.pauses else None
+        pauses = list(self.pauses) if digest not in (None, paused) else None
+        header[INDEX["headers"]] = json.dumps({"fence": self.fence, "paused": digest, "pauses": pauses})
         header[INDEX["payload"]] = json.dumps(str(snapshot))
         answer = [Record(header)]
         by_origin: dict[str, list[Row]] = {name: [] for name in (*origins, *lanes[0])}

@@ -1,5 +1,6 @@
 """How many reads it takes to get past jobs of which none is kept in memory, and what they ask of the server."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -42,6 +43,44 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
     async with running(database, registry, poll_seconds=60, prometheus=prometheus):
         await eventually(lambda: started)
         assert 2 <= prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 6
+
+
+async def test_what_is_paused_is_brought_only_where_it_has_changed(database: str, monkeypatch: pytest.MonkeyPatch):
+    """Each read brought it all: of 5,000 groups 280 kB, twenty times a second."""
+    registry, started, brought = Registry(), list[str](), list[int]()
+
+    @registry.job(group="transport")
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.transport)
+
+    deliver = reader.Reader._deliver
+
+    def delivered(self: reader.Reader, plan: planning.Plan, rows: list[asyncpg.Record], sent: float) -> None:
+        brought.append(len(json.loads(rows[0]["headers"])["pauses"] or ()))
+        deliver(self, plan, rows, sent)
+
+    monkeypatch.setattr(reader.Reader, "_deliver", delivered)
+    async with connected(database) as connection:
+        admin = Admin(connection, actor="test")
+        for group in "abcd":
+            await admin.pause(origin=ORIGIN, group=group, reason="a test")
+        await enqueue(database, quick, [Ride(transport=group) for group in "abz"])
+        async with running(database, registry, poll_seconds=0.01):
+            await eventually(lambda: started == ["z"] and len(brought) > 5)
+            await admin.resume(origin=ORIGIN, group="b")
+            await eventually(lambda: started == ["z", "b"])
+            await admin.pause(type="quick", reason="a test")
+            await enqueue(database, quick, [Ride(transport="y")])
+            for group in "acd":
+                await admin.resume(origin=ORIGIN, group=group)
+            seen = len(brought)
+            await eventually(lambda: len(brought) > seen + 5)
+            assert started == ["z", "b"]
+            await admin.resume(type="quick")
+            await drained(database)
+    assert started[2:] in (["a", "y"], ["y", "a"])
+    assert [count for count in brought if count][:2] == [4, 3]
+    assert sum(count > 0 for count in brought) <= 6
 
 
 async def test_of_the_reads_of_a_drain_none_asks_for_nothing(database: str, monkeypatch: pytest.MonkeyPatch):

@@ -139,7 +139,7 @@ async def test_no_commit_is_missed_or_run_twice_or_out_of_order(
 async def test_a_read_tells_the_first_transaction_id_that_has_not_been_handed_out(database: str):
     """And not xmax, which is the last *completed* one + 1: a transaction at work may have that id, and a position."""
     query = load_sql("sidings.executor", "read")
-    nothing: tuple[Any, ...] = ([], [], [], [], None, [], [], 0, [], [], [], [], 4, None, None, 100, 1_000, 1_000)
+    nothing: tuple[Any, ...] = ([], [], [], [], None, [], [], 0, [], [], [], [], 4, None, None, 100, 1_000, 1_000, None)
     async with connected(database) as reader, connected(database) as one, connected(database) as other:
         await one.execute("BEGIN")
         await one.execute("SELECT pg_current_xact_id()")

@@ -156,7 +156,7 @@ async def test_a_read_of_jobs_brings_what_is_late_what_was_asked_for_and_what_co
                 *(origins, highs, pages, reports, between.snapshot, list(marks), list(marks.values()), unseen),
                 *([lane[n] for lane in lanes] for n in range(4)),
                 *(refill, None if left_out is None else ["\x1f".join(lane) for lane in left_out], uuid4()),
-                *(most_late, ROOM, late_room),
+                *(most_late, ROOM, late_room, None),
             )
             header, *parts = found
             now = Snapshot.of(json.loads(header["payload"]))
