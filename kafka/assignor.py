@@ -4,6 +4,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
 from aiokafka import TopicPartition
 from aiokafka.cluster import ClusterMetadata
@@ -37,8 +38,12 @@ class Assignor(StickyPartitionAssignor):
         """What each member gets; called of the one that leads the group."""
         told = {member: cls.parse_member_metadata(metadata) for member, metadata in members.items()}
         topics = {topic for metadata in told.values() for topic in metadata.subscription}
+        had: dict[str, set[int]] = {topic: set() for topic in topics & cluster.unauthorized_topics}
+        for topic, number in chain.from_iterable(metadata.partitions for metadata in told.values()):
+            if topic in had:  # it may not be seen, and this member may have started without the right to
+                had[topic].add(number)
         shares = share(
-            {topic: cluster.partitions_for_topic(topic) or () for topic in topics},
+            {topic: cluster.partitions_for_topic(topic) or had.get(topic, ()) for topic in topics},
             {member: set(metadata.subscription) for member, metadata in told.items()},
             # Of what two have had, the later one's word counts.
             {member: told[member].partitions for member in sorted(told, key=lambda m: (told[m].generation, m))},

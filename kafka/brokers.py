@@ -65,6 +65,7 @@ _LATELY_SECONDS = 60.0  # what is in the way of anything is tried again within t
 _LEAST_MS = 3_000  # the share of an address, be there ever so many
 _LEAST_BYTES = 64 * 1024  # of a fetch, however slow the network is; Kafka sends a larger first batch all the same
 _AGAIN_SECONDS = 0.1  # before the next question who leads what, or for what a broker lets nobody read
+_UNSEEN_SECONDS = 1.0  # the same where there is no right to see a topic: aiokafka logs an error each time
 _LESS = 16  # so many times smaller is the fetch after one that was not answered in time
 _EXPECTED = {  # by aiokafka, as what becomes of a partition in a fetch
     error.errno
@@ -80,13 +81,19 @@ _OF_A_CONNECTION = (
 
 
 def go_around_hanging_brokers(
-    client: Any, *, session_seconds: float | None = None, wanted: Callable[[], Collection[str]] = frozenset
+    client: Any,
+    *,
+    session_seconds: float | None = None,
+    wanted: Callable[[], Collection[str]] = frozenset,
+    seen: dict[str, Any] | None = None,
 ) -> None:
     """Let `client`, one of aiokafka's own inner ones that has not connected yet, do so. session_seconds: without an
     answer to a heartbeat for so long, the group's coordinator is looked for anew. wanted: the topics that brokers make
-    where they are not there, if they make those that are asked for; of no others, as one that somebody has deleted."""
+    where they are not there, if they make those that are asked for; of no others, as one that somebody has deleted.
+    seen: what was told of the topics, kept here, counts for those that there is no right to see any more."""
     client.__class__ = _Client
     client.wanted = wanted
+    client.seen = seen
     client._get_conn_lock_value = _Connecting()  # a lock for each broker stands in its place
     client.session_seconds = session_seconds
     client.patience = defaultdict(lambda: _CONNECT_SECONDS)
@@ -148,6 +155,7 @@ class _Client(AIOKafkaClient):
 
     session_seconds: float | None
     wanted: Callable[[], Collection[str]]
+    seen: dict[str, Any] | None
     patience: defaultdict[Any, float]
     locks: defaultdict[Any, asyncio.Lock]
     connecting: dict[Any, float]
@@ -387,7 +395,8 @@ class _Client(AIOKafkaClient):
         """As aiokafka's, which asks without a pause for as long as nobody leads a partition. Of other topics than the
         last time it is asked at once: a relay comes to hundreds, one after the other."""
         if self.updated_of == (these := frozenset(topics or ())):
-            await asyncio.sleep(max(0.0, self.updated_at + _AGAIN_SECONDS - time.monotonic()))
+            seconds = _UNSEEN_SECONDS if cluster_metadata.unauthorized_topics else _AGAIN_SECONDS
+            await asyncio.sleep(max(0.0, self.updated_at + seconds - time.monotonic()))
         self.updated_of = these
         try:
             return await self._update_metadata(cluster_metadata, topics)
@@ -418,8 +427,20 @@ class _Client(AIOKafkaClient):
         self.unanswered.over()
         if not metadata.brokers:
             return False
+        if self.seen is not None and topics:
+            self._remember(self.seen, metadata.topics)
         cluster_metadata.update_metadata(metadata)
         return True
+
+    def _remember(self, seen: dict[str, Any], told: list[Any]) -> None:
+        """A topic that may not be seen any more looks to aiokafka as if it had been deleted, whose partitions go back.
+        What was told of it before is added, so that it counts as one without that right, and has its partitions."""
+        for code, topic, *_ in tuple(told):
+            if code == TopicAuthorizationFailedError.errno and topic in seen:
+                told.append(seen[topic])
+            elif code == UnknownTopicOrPartitionError.errno:
+                seen.pop(topic, None)
+        seen.update((one[1], one) for one in told if one[0] == NoError.errno)
 
     async def _ask(self, node_id: Any, request: Any) -> Any:
         await self._let_through(node_id)

@@ -79,6 +79,7 @@ class Consumer(ConsumerRebalanceListener):
         self._assignment = assignment
         self._client: AIOKafkaConsumer | None = None
         self._cuts: dict[TopicPartition, int] = {}  # what one client has found, the next one's health checks tell of
+        self._seen: dict[str, Any] = {}  # what one client was told of the topics, for the next one
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -98,7 +99,7 @@ class Consumer(ConsumerRebalanceListener):
         self.vitals.begin()
         try:
             while not self._stopping.is_set():
-                client = membership.make_client(self._settings, self._group_id)
+                client = membership.make_client(self._settings, self._group_id, self._seen)
                 try:
                     await membership.connect(client, self._stopping, self._settings.request_seconds)
                     await self._serve(client)
@@ -286,11 +287,8 @@ class Consumer(ConsumerRebalanceListener):
         if self._client is not None:
             self._client.pause(*assigned)
         log.info("assigned: %s", ", ".join(sorted(origin_of(*tp) for tp in assigned)) or "nothing")
-        for topic in self.vitals.missing_topics():
-            log.warning(
-                "there is no topic %r, or no right to see it: create it; it is taken up within %.0f s then",
-                *(topic, self._settings.metadata_seconds),
-            )
+        for missing in self.vitals.missing_topics():
+            log.warning("%s; taken up within %.0f s then", missing, self._settings.metadata_seconds)
         if self._assignment is not None:
             self._assignment.on_partitions_assigned(assigned)
         self.vitals.rebalance_ends()

@@ -103,8 +103,9 @@ _NOTHING = TopicPartition("", 0)  # to be polled for: no records come of it
 _NO_POLL_LIMIT_MS = 2**31 - 1
 
 
-def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
-    """A client that has not connected yet. Positions are ours to set, and offsets ours to commit."""
+def make_client(settings: KafkaSettings, group_id: str, seen: dict[str, Any] | None = None) -> AIOKafkaConsumer:
+    """A client that has not connected yet. Positions are ours to set, and offsets ours to commit. seen: what one client
+    was told of the topics, for the next one."""
     # A class of its own, see there. Sticky: an origin that stays where it is needs neither a drain nor a new lease.
     assignor = type("Sticky", (Assignor,), {})
     client = AIOKafkaConsumer(
@@ -122,7 +123,9 @@ def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
         there.update(cluster.topics())
 
     inner.cluster.add_listener(remember)
-    go_around_hanging_brokers(inner, session_seconds=settings.session_seconds, wanted=lambda: inner._topics - there)
+    go_around_hanging_brokers(
+        inner, session_seconds=settings.session_seconds, wanted=lambda: inner._topics - there, seen=seen
+    )
     return client
 
 

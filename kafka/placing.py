@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError, TopicAuthorizationFailedError
 
 from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
@@ -38,7 +38,7 @@ _TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is as
 _ONCE = -2
 _EARLIEST = "at the earliest message"
 _UNKNOWN = "at the earliest message, as the group has no offset"
-_REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset is not one of its log
+_REFUSED_SECONDS = 10.0  # how often to look again at one whose offset is not of its log, or that may not be seen
 
 
 class StoredOffsets(Protocol):
@@ -152,7 +152,8 @@ class Placer:
                         log.warning("%s: Kafka does not say where its log begins and ends: %s", partition.origin, error)
                     partition.reason = f"Kafka does not say where their logs begin and end: {error}"
                     seconds = self._request_seconds
-                    await asyncio.sleep(_AGAIN_SECONDS)
+                    unseen = isinstance(error.__cause__, TopicAuthorizationFailedError)
+                    await asyncio.sleep(_REFUSED_SECONDS if unseen else _AGAIN_SECONDS)
         except (PostgresUnavailable, asyncpg.PostgresError, OffsetsMoved, KafkaError, TimeoutError) as error:
             log.warning("%s could not be placed yet, trying again: %r", partition.origin, error)
         finally:

@@ -122,9 +122,16 @@ class Vitals:
             return {tp: self._ends[tp] for tp in tps if tp in self._ends}
 
     def missing_topics(self) -> list[str]:
-        """Those that Kafka does not tell us of: nothing of them is assigned to anybody."""
-        client = self._client
-        return [] if client is None else [t for t in self._joined if client.partitions_for_topic(t) is None]
+        """Which topics Kafka does not tell us of, and what to do about it. Any thread may ask."""
+        if (client := self._client) is None:
+            return []
+        refused = cast(Any, client)._client.cluster.unauthorized_topics
+        missing = [t for t in self._joined if client.partitions_for_topic(t) is None and t not in refused]
+        unseen = [t for t in self._joined if t in refused]
+        found = [f"there is no topic {', '.join(missing)}: create it"] if missing else []
+        if unseen:
+            found.append(f"there is no right to see the topic {', '.join(unseen)}: grant READ or DESCRIBE on it")
+        return found
 
     def problems(self) -> list[str]:
         """What a health check should complain about; empty when all is well."""
@@ -145,8 +152,8 @@ class Vitals:
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:
             why = "" if self._error is None else f"; the last error: {self._error!r}"
             found.append(f"the group has been rebalancing for {rebalancing:.0f} s{why}")
-        if _age(self._connected_since) > _UNREACHABLE_SECONDS and (missing := self.missing_topics()):
-            found.append(f"there is no topic {', '.join(missing)}, or no right to see it: create it")
+        if _age(self._connected_since) > _UNREACHABLE_SECONDS:
+            found += self.missing_topics()
         stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]
         found += [f"the consumer of {loop.topic!r} is stuck for {_age(loop.turned_at):.0f} s" for loop in stuck]
         partitions = self._partitions()

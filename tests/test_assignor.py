@@ -107,6 +107,18 @@ def test_a_member_that_tells_nonsense_of_what_it_has_had_gets_its_share(told):
     }
 
 
+def test_of_a_topic_that_the_leader_may_not_see_members_keep_what_they_have_had():
+    members = {
+        name: StickyPartitionAssignor._metadata(["a"], [TopicPartition("a", number) for number in had], 5)
+        for name, had in {"1": {0, 3}, "2": {5}}.items()
+    }
+    for refused, numbers in ((set[str](), set[int]()), ({"a"}, {0, 3, 5})):
+        cluster = ClusterMetadata()
+        cluster.unauthorized_topics = refused
+        shares = Assignor.assign(cluster, members)
+        assert {tp.partition for own in shares.values() for tp in own.partitions()} == numbers
+
+
 def test_fifty_thousand_partitions_are_shared_within_the_time_of_a_test():
     """aiokafka's takes seconds for 9,000, and grows with the square: the watchdog would end the process."""
     topics = {topic: range(10_000) for topic in "abcd"} | {f"of one/{number}": range(1) for number in range(10_000)}

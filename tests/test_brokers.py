@@ -7,6 +7,7 @@ from typing import Any, cast
 import aiokafka.client
 import pytest
 from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     KafkaConnectionError,
@@ -33,7 +34,9 @@ async def client() -> Any:
     client: Any = AIOKafkaClient(bootstrap_servers="127.0.0.1:1")
     go_around_hanging_brokers(client, session_seconds=0.01)
     met = [BrokerMetadata(node, "kafka", 9090 + node, None) for node in (1, 2)]
-    client.cluster = SimpleNamespace(brokers=lambda: met, broker_metadata=lambda node: met[node - 1])
+    client.cluster = SimpleNamespace(
+        brokers=lambda: met, broker_metadata=lambda node: met[node - 1], unauthorized_topics=set()
+    )
     client.asked_anew = 0
 
     def ask_anew() -> None:
@@ -218,6 +221,29 @@ async def test_brokers_are_let_make_what_is_wanted_and_nothing_that_is_asked_for
     client.wanted = frozenset
     assert await refresh() == [("deleted", 3), ("new", 0), ("old", 3)]
     assert asked == [(["deleted", "new", "old"], False)]
+
+
+async def test_a_topic_that_may_not_be_seen_any_more_keeps_its_partitions_unless_it_was_deleted_before(
+    client, monkeypatch
+):
+    monkeypatch.setattr(brokers, "_UNSEEN_SECONDS", 0.0)
+    codes = list[int]()
+
+    async def send(request: Any) -> Any:
+        code = codes.pop(0)
+        partitions = [] if code else [(0, number, 1, [1], [1]) for number in range(3)]
+        met = [(1, "kafka", 9091, None)]
+        return SimpleNamespace(
+            API_VERSION=1, brokers=met, controller_id=1, topics=[(code, name, False, partitions) for name in topics]
+        )
+
+    client._conns = {(1, 0): SimpleNamespace(connected=lambda: True, send=send)}
+    topics, client.seen = {"positions"}, {}
+    for code, count in ((29, 0), (0, 3), (29, 3), (29, 3), (3, 0), (29, 0)):
+        codes.append(code)
+        assert await client._metadata_update(cluster := ClusterMetadata(), topics)
+        assert len(cluster.partitions_for_topic("positions") or ()) == count
+        assert cluster.unauthorized_topics == (topics if code == 29 else set())
 
 
 async def test_a_broker_whose_answer_is_late_is_known_for_it_until_it_has_come(client, monkeypatch):

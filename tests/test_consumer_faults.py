@@ -603,7 +603,7 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     clock = [1_000.0]
     monkeypatch.setattr("sidings.kafka.vitals.time.monotonic", lambda: clock[0])
     topics: dict[str, set[int] | None] = {"positions": {0}}
-    cluster = SimpleNamespace(leader_for_partition=lambda tp: 1)
+    cluster = SimpleNamespace(leader_for_partition=lambda tp: 1, unauthorized_topics=set())
     client: Any = SimpleNamespace(
         partitions_for_topic=topics.get,
         _client=SimpleNamespace(throttled=False, failed_at={}, heard_at=None, cluster=cluster),
@@ -641,7 +641,7 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     vitals.connected(client, (), None, contact)
     topics.clear()
     assert after(10) == []
-    assert after(6) == ["there is no topic positions, or no right to see it: create it"]
+    assert after(6) == ["there is no topic positions: create it"]
     topics["positions"] = {0}
     assert after(0) == []
     contact.lost_since = clock[0]

@@ -2,14 +2,15 @@
 says so, nothing else does, and it goes on when they are given back."""
 
 import asyncio
+import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
-from sidings import Message, Transaction
+from sidings import Job, Message, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import fetch_loop, placing
 
@@ -20,13 +21,14 @@ AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
-_TOPIC, _GROUP, _LITERAL, _ALL, _READ, _DENY, _ALLOW = 2, 3, 3, 2, 3, 2, 3
+_TOPIC, _GROUP, _LITERAL, _ALL, _READ, _DESCRIBE, _DENY, _ALLOW = 2, 3, 3, 2, 3, 8, 2, 3
 
 
 @asynccontextmanager
-async def forbidden(bootstrap: str, name: str, operation: int, kind: int = _TOPIC):
+async def forbidden(bootstrap: str, name: str, *operations: int, kind: int = _TOPIC):
     """Nobody has the right to do this with the topic, or with the group."""
-    rules = [(kind, name, _LITERAL, "User:ANONYMOUS", "*", *what) for what in ((_ALL, _ALLOW), (operation, _DENY))]
+    what = [(_ALL, _ALLOW), *((operation, _DENY) for operation in operations)]
+    rules = [(kind, name, _LITERAL, "User:ANONYMOUS", "*", *each) for each in what]
     async with administering(bootstrap) as admin:
         for rule in rules:
             assert (await admin._send_to_controller(CreateAclsRequest(*rule))).creation_responses[0][0] == 0
@@ -94,23 +96,138 @@ async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own
         await eventually(lambda: service.problems() == [], service.problems)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(90)
+async def test_a_topic_that_may_not_even_be_seen_any_more_keeps_its_jobs(database, own_kafka, monkeypatch):
+    """As where the one rule is taken away that allows READ, and DESCRIBE with it: brokers tell of no partition then, as
+    if the topic had been deleted."""
+    monkeypatch.setattr(fetch_loop, "LOOK_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(placing, "_REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
+    for topic in ("positions", "legs", "other"):
+        await create_topic(kafka.bootstrap, topic, partitions=1)
+    service = a_service(
+        database,
+        kafka.bootstrap,
+        topics=["legs"],
+        settings={"fetch_seconds": 0.05, "metadata_seconds": 0.5},
+        executor={"drain_seconds": 0.0},
+    )
+    running, done, gate = list[str](), list[str](), asyncio.Event()
+
+    async def work(name: str) -> None:
+        running.append(name)
+        await gate.wait()
+        done.append(name)
+
+    @service.job()
+    async def run(job: Job[Number]) -> None:
+        await work(job.origin)
+
+    @service.consumer("positions")
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await run.enqueue(tx, message.value)
+
+    @service.consumer("other", stateless=True, concurrency=2, dead_letter="dead")
+    async def handle_too(message: Message[Number]) -> None:
+        await work(f"{message.topic} {message.value.n}") if message.value.n == 0 else done.append("other 1")
+
+    async with service:
+        await produce(kafka.bootstrap, "positions", [0])
+        await produce(kafka.bootstrap, "other", [0])
+        await eventually(lambda: service.executor.scheduler.origins.keys() == {"positions/0", "legs/0", "other/0"})
+        async with service.transaction() as tx:
+            await run.enqueue(tx, Number(n=0), origin=service.origin_for("k", "legs"))
+        await eventually(lambda: sorted(running) == ["legs/0", "other 0", "positions/0"])
+        async with (
+            forbidden(kafka.bootstrap, "positions", _READ, _DESCRIBE),
+            forbidden(kafka.bootstrap, "legs", _READ, _DESCRIBE),
+        ):
+            await eventually(lambda: "there is no right to see the topic legs, positions" in str(service.problems()))
+            assert "create" not in str(service.problems())
+            await produce(kafka.bootstrap, "other", [1], key="another")
+            await eventually(lambda: done == ["other 1"])
+            assert service.executor.scheduler.origins.keys() == {"positions/0", "legs/0", "other/0"}
+            gate.set()
+            await eventually(lambda: len(done) == 4)
+            assert len(running) == 3, "none was cancelled, and began anew"
+        await eventually(lambda: service.problems() == [], service.problems)
+        await produce(kafka.bootstrap, "positions", [1])
+        await eventually(lambda: done.count("positions/0") == 2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(90)
+async def test_who_starts_without_the_right_to_see_a_topic_takes_nothing_from_others(database, own_kafka, monkeypatch):
+    """It may be the group's leader soon, and knows no partition of the topic."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
+    await create_topic(kafka.bootstrap, "positions", partitions=4)
+    seen = Counter[int]()
+
+    def another() -> Any:
+        settings = {"fetch_seconds": 0.05, "metadata_seconds": 0.5}
+        service = a_service(database, kafka.bootstrap, settings=settings, executor={"drain_seconds": 0.0})
+
+        @service.consumer("positions")
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            seen[message.value.n] += 1
+
+        return service
+
+    def held(service: Any) -> set[str]:
+        return set(service.executor.scheduler.origins)
+
+    first, second = another(), another()
+    async with AsyncExitStack() as life, AsyncExitStack() as right:
+        async with first:
+            await eventually(lambda: len(held(first)) == 4)
+            await right.enter_async_context(forbidden(kafka.bootstrap, "positions", _READ, _DESCRIBE))
+            await eventually(lambda: "no right to see the topic positions" in str(first.problems()))
+            await life.enter_async_context(second)
+            await eventually(lambda: len(held(first)) == len(held(second)) == 2)
+            await eventually(lambda: "no right to see the topic positions" in str(second.problems()))
+            consumer, mine = second._life.consumer, held(second)
+            client, generation = consumer._client, consumer._client._coordinator.generation
+        await eventually(
+            lambda: client._coordinator.generation > generation and consumer.vitals.rebalancing_since is None
+        )
+        assert {f"{topic}/{number}" for topic, number in client.assignment()} == held(second) == mine
+        asked = list[float]()
+        client._client.cluster.add_listener(lambda _: asked.append(time.monotonic()))
+        await eventually(lambda: len(asked) == 3)
+        assert asked[2] - asked[0] > 1.5, "with an error in the log each time, it asked ten times a second"
+        await right.aclose()
+        await eventually(lambda: len(held(second)) == 4)
+        await produce(kafka.bootstrap, "positions", [1])
+        await eventually(lambda: seen[1] == 1, second.problems)
+
+
 @pytest.mark.timeout(90)
 async def test_a_topic_that_may_not_be_read_from_the_start_stops_no_other(own_kafka, monkeypatch):
     kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
-    for topic in ("refused", "other"):
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    for topic in ("refused", "unseen", "other"):
         await create_topic(kafka.bootstrap, topic, partitions=2)
     service = a_service(None, kafka.bootstrap)
     seen = []
-    for topic in ("refused", "other"):
+    for topic in ("refused", "unseen", "other", "missing"):
 
         @service.consumer(topic, stateless=True, dead_letter="dead")
         async def handle(message: Message[Number]) -> None:
             seen.append(message.topic)
 
-    async with forbidden(kafka.bootstrap, "refused", _READ), service:
+    async with (
+        forbidden(kafka.bootstrap, "refused", _READ),
+        forbidden(kafka.bootstrap, "unseen", _READ, _DESCRIBE),
+        service,
+    ):
         await produce(kafka.bootstrap, "other", [1], partition=0)
         await produce(kafka.bootstrap, "other", [1], partition=1)
         await eventually(lambda: seen == ["other"] * 2, service.problems, seconds=20)
+        await eventually(lambda: "no topic missing: create it" in str(service.problems()), service.problems)
+        await eventually(lambda: "no right to see the topic unseen: grant" in str(service.problems()), service.problems)
 
 
 @pytest.mark.timeout(90)
@@ -176,7 +293,7 @@ async def test_who_may_not_read_a_group_or_a_directorys_topic_any_more_is_told_t
         await produce(kafka.bootstrap, "events", [1])
         await eventually(lambda: seen == [1])
         async with (
-            forbidden(kafka.bootstrap, "readers", _READ, _GROUP),
+            forbidden(kafka.bootstrap, "readers", _READ, kind=_GROUP),
             forbidden(kafka.bootstrap, "terminals", _READ),
         ):
             await eventually(lambda: told("readers: there is no right to read this consumer group: grant READ on it"))

@@ -15,6 +15,7 @@ from sidings.kafka.vitals import Vitals
 from .support import eventually
 
 NOW = 1_000.0
+SEES_ALL = SimpleNamespace(cluster=SimpleNamespace(unauthorized_topics=set()))
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def a_partition(number: int, state: State, *, seconds: float = 0, next_offset: i
 
 def of(partitions: list[Partition], *loops: Any, backlog: Any = None, highwater: Any = lambda _: None) -> Vitals:
     vitals = Vitals({"positions", "orders"}, {"positions"}, lambda: partitions)
-    client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0}, highwater=highwater)
+    client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0}, highwater=highwater, _client=SEES_ALL)
     contact: Any = SimpleNamespace(
         lost_since=None, silence=lambda _: "", unreached="", throttling="", unheard=lambda: 0.0
     )
@@ -185,7 +186,7 @@ async def test_a_consumer_that_begins_long_after_it_was_made_is_well(monkeypatch
     try:
         await connecting.wait()
         assert consumer.vitals.problems() == []
-        client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0})
+        client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0}, _client=SEES_ALL)
         consumer.vitals.connected(client, (), None, membership.Contact(client))
         assert consumer.vitals.problems() == [], "nor has the group been rebalancing for so long"
     finally:
