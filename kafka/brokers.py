@@ -419,7 +419,9 @@ class _Client(AIOKafkaClient):
             missing = {topic for code, topic, *_ in metadata.topics if code == UnknownTopicOrPartitionError.errno}
             if new := missing.intersection(self.wanted()):  # alone, or all that are missing were made
                 made = await ask(list(new), make=True)
-                metadata.topics = [one for one in metadata.topics if one[1] not in new] + made.topics
+                # Who may not make them is refused as one who may not see them; that they are missing counts then.
+                told = {one[1]: one for one in made.topics if one[0] != TopicAuthorizationFailedError.errno}
+                metadata.topics = [told.get(one[1], one) for one in metadata.topics]
         except (KafkaError, TimeoutError) as error:
             self.unanswered.failed(f"{error!r}, of brokers {nodes}")
             cluster_metadata.failed_update(None)

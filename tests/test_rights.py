@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
-from sidings import Job, Message, Transaction
+from sidings import Job, Message, NotPublished, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import fetch_loop, placing
 
@@ -21,14 +21,22 @@ AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
-_TOPIC, _GROUP, _LITERAL, _ALL, _READ, _DESCRIBE, _DENY, _ALLOW = 2, 3, 3, 2, 3, 8, 2, 3
+_TOPIC, _GROUP, _CLUSTER, _LITERAL, _PREFIXED = 2, 3, 4, 3, 4
+_ALL, _READ, _WRITE, _CREATE, _DESCRIBE, _DENY, _ALLOW = 2, 3, 4, 5, 8, 2, 3
 
 
 @asynccontextmanager
 async def forbidden(bootstrap: str, name: str, *operations: int, kind: int = _TOPIC):
     """Nobody has the right to do this with the topic, or with the group."""
     what = [(_ALL, _ALLOW), *((operation, _DENY) for operation in operations)]
-    rules = [(kind, name, _LITERAL, "User:ANONYMOUS", "*", *each) for each in what]
+    async with ruled(bootstrap, *((kind, name, _LITERAL, *each) for each in what)):
+        yield
+
+
+@asynccontextmanager
+async def ruled(bootstrap: str, *what: tuple[object, ...]):
+    """These rules hold for everybody."""
+    rules = [(*each[:3], "User:ANONYMOUS", "*", *each[3:]) for each in what]
     async with administering(bootstrap) as admin:
         for rule in rules:
             assert (await admin._send_to_controller(CreateAclsRequest(*rule))).creation_responses[0][0] == 0
@@ -300,3 +308,24 @@ async def test_who_may_not_read_a_group_or_a_directorys_topic_any_more_is_told_t
             await eventually(lambda: told("directory 'terminals': there is no right to read the topic: grant READ"))
             assert not told("Kafka does not answer")
         await eventually(lambda: service.problems() == [], service.problems)
+
+
+@pytest.mark.timeout(90)
+async def test_a_missing_topic_that_may_not_be_made_is_told_as_missing_and_not_as_a_missing_right(
+    database, own_kafka, monkeypatch
+):
+    """Brokers that make topics refuse with one code who may not, and who may not see them."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    settings = AUTHORIZER | {"auto.create.topics.enable": "true"}
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=settings))
+    service = a_service(database, kafka.bootstrap, topics=["etas.positions"])
+    await create_topic(kafka.bootstrap, "etas.there", partitions=1)
+    async with (
+        forbidden(kafka.bootstrap, "kafka-cluster", _CREATE, kind=_CLUSTER),
+        ruled(kafka.bootstrap, (_TOPIC, "etas.", _PREFIXED, _WRITE, _ALLOW)),
+        service,
+    ):
+        await service.producer.send("etas.there", key="k", value=b"1")
+        with pytest.raises(NotPublished, match=r"'etas\.new' does not exist"):
+            await service.producer.send("etas.new", key="k", value=b"1")
+        await eventually(lambda: service.problems() == ["there is no topic etas.positions: create it"])
