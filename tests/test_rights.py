@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
-from sidings import Job, Message, NotPublished, Transaction
+from sidings import Job, KafkaSettings, Message, NotPublished, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import fetch_loop, placing
 
-from .consumer_support import Number, a_service, administering, produce
+from .consumer_support import TWICE_AND_PARK, Number, a_service, administering, produce
+from .directory_support import COMPACTED
+from .outbox_support import emptied, records
 from .support import eventually
 
 AUTHORIZER = {
@@ -22,7 +24,7 @@ AUTHORIZER = {
     "allow.everyone.if.no.acl.found": "true",
 }
 _TOPIC, _GROUP, _CLUSTER, _LITERAL, _PREFIXED = 2, 3, 4, 3, 4
-_ALL, _READ, _WRITE, _CREATE, _DESCRIBE, _DENY, _ALLOW = 2, 3, 4, 5, 8, 2, 3
+_ALL, _READ, _WRITE, _CREATE, _DESCRIBE, _DESCRIBE_CONFIGS, _DENY, _ALLOW = 2, 3, 4, 5, 8, 10, 2, 3
 
 
 @asynccontextmanager
@@ -34,9 +36,9 @@ async def forbidden(bootstrap: str, name: str, *operations: int, kind: int = _TO
 
 
 @asynccontextmanager
-async def ruled(bootstrap: str, *what: tuple[object, ...]):
-    """These rules hold for everybody."""
-    rules = [(*each[:3], "User:ANONYMOUS", "*", *each[3:]) for each in what]
+async def ruled(bootstrap: str, *what: tuple[object, ...], user: str = "ANONYMOUS"):
+    """These rules hold for this user; everybody has the name of nobody."""
+    rules = [(*each[:3], f"User:{user}", "*", *each[3:]) for each in what]
     async with administering(bootstrap) as admin:
         for rule in rules:
             assert (await admin._send_to_controller(CreateAclsRequest(*rule))).creation_responses[0][0] == 0
@@ -329,3 +331,64 @@ async def test_a_missing_topic_that_may_not_be_made_is_told_as_missing_and_not_a
         with pytest.raises(NotPublished, match=r"'etas\.new' does not exist"):
             await service.producer.send("etas.new", key="k", value=b"1")
         await eventually(lambda: service.problems() == ["there is no topic etas.positions: create it"])
+
+
+@pytest.mark.timeout(90)
+async def test_the_rights_that_the_guide_names_are_enough(database, own_kafka, caplog):
+    settings = {name: value for name, value in AUTHORIZER.items() if "acl" not in name}
+    settings["super.users"] = "User:ANONYMOUS"
+    kafka = await asyncio.to_thread(lambda: own_kafka(secure=True, settings=settings))
+    rights = {
+        "positions": [_READ],
+        "steps": [_READ],
+        "legs": [_DESCRIBE],
+        "etas": [_WRITE],
+        "dead": [_WRITE],
+        "terminals": [_READ, _DESCRIBE_CONFIGS],
+    }
+    for topic in rights:
+        await create_topic(kafka.bootstrap, topic, partitions=1, config=COMPACTED if topic == "terminals" else None)
+    secured: Any = {
+        "bootstrap": kafka.secure_bootstrap,
+        "security_protocol": "SASL_SSL",
+        "cafile": kafka.ca_file,
+        "sasl_username": kafka.username,
+        "sasl_password": kafka.password,
+        "group": "readers",
+    }
+    service = a_service(database, KafkaSettings(**secured), topics=["legs"])
+    terminals, done = service.directory("terminals", model=Number), list[str]()
+
+    @service.job(group="n", home="legs")
+    async def run(job: Job[Number]) -> None:
+        done.append(job.origin)
+
+    @service.consumer("positions")
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await run.enqueue(tx, message.value)
+        await service.outbox.publish(tx, "etas", key="k", value=message.value)
+        done.append(message.topic)
+
+    @service.consumer("steps", stateless=True, retry=TWICE_AND_PARK, dead_letter="dead")
+    async def handle_too(message: Message[Number]) -> None:
+        done.append(message.topic)
+        raise ValueError("to the dead letters")
+
+    rules = [(_TOPIC, topic, _LITERAL, each, _ALLOW) for topic, those in rights.items() for each in those]
+    async with (
+        ruled(kafka.bootstrap, *rules, (_GROUP, "readers", _LITERAL, _READ, _ALLOW), user=kafka.username),
+        service,
+    ):
+        for topic in ("positions", "steps", "terminals"):
+            await produce(kafka.bootstrap, topic, [1])
+        await eventually(lambda: {*done} == {"positions", "legs/0", "steps"} and "k" in terminals, service.problems)
+        await emptied(database)
+        await service.producer.send("etas", key="k", value=b"direct")
+        assert len(await records(kafka.bootstrap, "etas")) == 2
+        dead = service._life.consumer._stateless.partitions[TopicPartition("steps", 0)]
+        await eventually(lambda: dead.committed == 1, service.problems)
+        assert len(await records(kafka.bootstrap, "dead")) == 1
+        await service.reset_offsets("positions", to="earliest", actor="test")
+        await eventually(lambda: done.count("positions") == 2)
+        assert service.problems() == []
+    assert "uthoriz" not in caplog.text
