@@ -28,6 +28,10 @@ log = logging.getLogger("sidings.consumer")
 _METADATA = "leader epoch {} of topic {}, all handled from {}"
 _FOUND = re.compile(r"leader epoch (\d+) of topic ([^\s,]+)(?:, all handled from (\d+))?")  # the last is new
 _TOPIC = re.compile(r"(?:leader epoch \d+ of )?topic ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:, .*)?")
+_ANOTHER = (
+    "of another topic of this name: it was made anew, or the cluster is another one; all that it has is new (where a "
+    "mirror has translated the group's offsets: docs/operations.md, Another Kafka)"
+)
 
 
 def note_of(id: UUID) -> str:
@@ -44,11 +48,7 @@ async def committed_of(
     for tp, committed in (await _committed(client, partitions)).items():
         found[tp] = committed.offset
         if is_another(_topic_in(committed.metadata), ids.get(tp)):
-            log.warning(
-                "%s/%s: the committed offset %s is of another topic of this name: it was made anew, or the cluster is "
-                "another one; all that it has is new",
-                *(tp.topic, tp.partition, committed.offset),
-            )
+            log.warning("%s/%s: the committed offset %s is %s", *(tp.topic, tp.partition, committed.offset, _ANOTHER))
             found[tp] = None
     return found
 
@@ -133,9 +133,8 @@ class GroupOffsets:
         former = {tp for tp, found in committed.items() if is_another(_topic_in(found.metadata), ids.get(tp.topic))}
         if former:
             log.warning(
-                "the committed offsets of %s are of another topic of this name: it was made anew, or the cluster is "
-                "another one; all that it has is new",
-                ", ".join(f"{tp.topic}/{tp.partition}" for tp in sorted(former)),
+                "the committed offsets of %s are %s",
+                *(", ".join(f"{tp.topic}/{tp.partition} ({committed[tp].offset})" for tp in sorted(former)), _ANOTHER),
             )
         mine = {tp: found for tp, found in committed.items() if tp not in former}
         for tp in partitions:

@@ -1,10 +1,14 @@
-"""Stateless consumers whose topic was made anew, and who did not see it at once."""
+"""Stateless consumers whose topic was made anew, and who did not see it at once; offsets that a mirror translates."""
 
 import asyncio
 import threading
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from sidings import Message
+from sidings.kafka.stateless_offsets import note_of
 
 from .consumer_support import Number, a_service, produce
 from .support import eventually
@@ -68,3 +72,40 @@ async def test_nor_does_the_next_instance_where_one_has_committed_into_the_new_t
         go_on.set()
     async with consuming():
         await eventually(lambda: handled == [*range(3), *range(10, 16)], lambda: handled)
+
+
+@pytest.mark.parametrize("stateless", [True, False], ids=["stateless", "committed"])
+async def test_translated_offsets_count_once_they_are_committed_without_the_former_topics_id(
+    stateless, effects, topic, sidings_kafka, caplog
+):
+    """Mirrors copy the id with the offset. `kafka-consumer-groups --reset-offsets --to-current` leaves it out."""
+    handled = list[int]()
+
+    async def on_number(message: Message[Number], *_: object) -> None:
+        handled.append(message.value.n)
+
+    async def began(mend: bool) -> int:
+        name = await topic()
+        await produce(sidings_kafka, name, range(5))
+        client = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id=name, enable_auto_commit=False)
+        await client.start()
+        try:
+            client.assign([tp := TopicPartition(name, 0)])
+            await client.commit({tp: (3, note_of(uuid4()))})
+            if mend:
+                await client.commit({tp: 3})
+        finally:
+            await client.stop()
+        handled.clear()
+        settings = {"fetch_seconds": 0.05, "group": name}
+        service = a_service(None if stateless else effects, sidings_kafka, settings=settings)
+        options: dict[str, Any] = {"stateless": True, "dead_letter": "dead"} if stateless else {"start": "committed"}
+        service.consumer(name, model=Number, **options)(on_number)
+        async with service:
+            await eventually(lambda: 4 in handled)
+        return handled[0]
+
+    assert await began(mend=False) == 0
+    assert ("/0 (3) are of another" if stateless else "/0: the committed offset 3 is of another") in caplog.text
+    assert "docs/operations.md, Another Kafka" in caplog.text
+    assert await began(mend=True) == 3
