@@ -161,12 +161,12 @@ async def existing_partitions(kafka: KafkaSettings, topic: str) -> set[int]:
         async with asyncio.timeout(kafka.request_seconds):
             try:
                 await admin.start()
-                topics = await admin.describe_topics()  # all, since asking for one may create it
+                found = (await membership.describe(admin, [topic])).to_object()
             finally:
                 await admin.close()
     except (KafkaError, OSError) as error:  # TimeoutError is an OSError
         raise KafkaUnavailable(f"the partitions of {topic!r} could not be asked for: {error!r}") from error
-    return {partition["partition"] for one in topics if one["topic"] == topic for partition in one["partitions"]}
+    return {partition["partition"] for one in found["topics"] for partition in one["partitions"]}
 
 
 async def _at_time(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
+from . import membership
 from .dead_letters import DeadLetters
 from .fetch_loop import Roof
 from .half import Half
@@ -122,11 +123,11 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
         wanted = {subscription.dead_letter for subscription in self.subscriptions.values()}
         try:
             async with asyncio.timeout(self._settings.request_seconds):
-                missing = wanted - await client.topics()
+                found = (await membership.describe(client, wanted)).to_object()
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             log.info("it is unknown whether there are the topics %s: %r", ", ".join(sorted(wanted)), error)
             return
-        if missing:
+        if missing := wanted - {one["topic"] for one in found["topics"] if one["partitions"]}:
             log.warning(
                 "there is no topic %s (or no right to see it): unless the brokers make topics by themselves, the first "
                 "message that has to go there stops its partition",

@@ -4,13 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from sidings import Message
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.protocol.metadata import MetadataRequest
+from sidings import ConfigurationError, Message
 from sidings.devstack.topics import create_topic, delete_topics
 
 from .consumer_support import Number, a_service, administering, produce
 from .directory_support import COMPACTED, a_directory, put, quick, row
 from .outbox_support import emptied, publish, relaying, sending
-from .support import eventually
+from .support import SECONDS, eventually
 
 
 @pytest.fixture
@@ -124,3 +126,37 @@ async def test_a_consumer_makes_its_topic_once(kafka):
         await produce(kafka, "numbers", [2], partition=1)
         await eventually(lambda: handled == [1, 2])
         assert consumer._client is client
+
+
+async def test_who_looks_whether_a_topic_is_there_asks_for_no_other_and_makes_none(
+    kafka, database, monkeypatch, caplog
+):
+    """With thousands of topics the answer about all of them kept the event loop for seconds, and each time."""
+    asked, send = list[Any](), AIOKafkaConnection.send
+
+    def noted(connection: Any, request: Any, **options: Any) -> Any:
+        if isinstance(request, MetadataRequest):
+            asked.append(request._topics)
+        return send(connection, request, **options)
+
+    service = a_service(database, kafka)
+
+    @service.consumer("other", model=Number, stateless=True, dead_letter="dead")
+    async def handle(_: Message[Number]) -> None: ...
+
+    directory = a_directory("terminals", kafka)
+    with monkeypatch.context() as patch:
+        patch.setattr(AIOKafkaConnection, "send", noted)
+        async with service:
+            running = asyncio.create_task(directory.run())
+            await eventually(lambda: "there is no topic 'terminals'" in caplog.text)
+            await eventually(lambda: "there is no topic dead" in caplog.text)
+            with pytest.raises(ConfigurationError, match="the topic 'numbers' does not exist"):
+                await service.reset_offsets("numbers", "earliest", actor="alice")
+            assert "not found in cluster metadata" not in caplog.text
+            await create_topic(kafka, "terminals", partitions=1, config=COMPACTED)
+            await directory.wait_ready(SECONDS)
+            directory.stop()
+            await running
+    assert {*map(str, asked)} == {"[]", "['other']", "['terminals']", "['dead']", "['numbers']"}
+    assert await topics(kafka) == ["other", "terminals"]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.metadata import MetadataRequest
+
+from .. import membership
 
 __all__ = ["TopicFacts", "look_at"]
 
@@ -25,15 +26,14 @@ class TopicFacts(NamedTuple):
 
 async def look_at(client: AIOKafkaConsumer, topic: str) -> TopicFacts:
     """Ask a broker about `topic`, on the connections of `client`. Raises `KafkaError`, `OSError`."""
-    inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on them
-    # Of all topics, since asking for one may create it.
-    metadata: Any = await inner.send(inner.get_random_node(), MetadataRequest(None))
-    inner.cluster.update_metadata(metadata)
+    metadata = await membership.describe(client, [topic])
     found = metadata.to_object()
-    partitions = frozenset(
-        partition["partition"] for one in found["topics"] if one["topic"] == topic for partition in one["partitions"]
-    )
-    configs = await _configs(inner, topic) if partitions else dict[str, str]()
+    partitions = frozenset(partition["partition"] for one in found["topics"] for partition in one["partitions"])
+    configs = dict[str, str]()
+    if partitions:
+        inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on them
+        inner.cluster.update_metadata(metadata)  # who leads them is asked for next
+        configs = await _configs(inner, topic)
     retention: str | None = configs.get("delete.retention.ms")
     return TopicFacts(
         str(found.get("cluster_id")),
