@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from aiokafka.errors import InvalidTimestampError, KafkaError
+from aiokafka.errors import InvalidTimestampError, KafkaError, LeaderNotAvailableError
 
 from ..errors import KafkaUnavailable
 from .checks import check_loop
@@ -126,14 +126,16 @@ class Producer:
 
     async def _send(self, sender: Sender, messages: Sequence[Outgoing], ids: Sequence[bytes], *, alone: bool) -> None:
         began, topic = time.monotonic(), messages[0].topic
-        futures: list[asyncio.Future[object]] = []
+        futures, places = list[asyncio.Future[object]](), set[int]()
         sender.users += 1
         sender.silent_since = sender.silent_since or began
         try:
             async with asyncio.timeout(self._settings.delivery_seconds):
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
                 for message, id in zip(messages, ids, strict=True):
-                    futures.append(await self._hand_over(sender, partitions, message, id))
+                    key = message.key if message.partition_key is None else message.partition_key
+                    places.add(place := self._packer.partition_of(topic, key, partitions))
+                    futures.append(await self._hand_over(sender, place, message, id))
                 await asyncio.gather(*futures)
             sender.silent_since = None
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
@@ -150,6 +152,8 @@ class Producer:
         except (KafkaError, OSError) as error:
             if not (alone and isinstance(error, NEVER)):
                 self._drop(sender)
+            if isinstance(error, TimeoutError | LeaderNotAvailableError):
+                raise sender.late(topic, places) from error
             raise
         finally:
             sender.users -= 1
@@ -174,9 +178,8 @@ class Producer:
             return self._current[alone]
 
     async def _hand_over(
-        self, sender: Sender, partitions: list[int], message: Outgoing, id: bytes
+        self, sender: Sender, partition: int, message: Outgoing, id: bytes
     ) -> "asyncio.Future[object]":
-        key = message.key if message.partition_key is None else message.partition_key
         try:
             return await sender.append(
                 message.topic,
@@ -184,7 +187,7 @@ class Producer:
                 value=message.value,
                 headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
                 timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
-                partition=self._packer.partition_of(message.topic, key, partitions),
+                partition=partition,
             )
         except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
             raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error

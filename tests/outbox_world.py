@@ -533,7 +533,7 @@ class SimSender:
     def batch(self) -> SimBatch:
         return SimBatch(self.batch_bytes)
 
-    def late(self) -> TimeoutError:
+    def late(self, _topic: str, _partitions: object) -> TimeoutError:
         return TimeoutError("Kafka did not acknowledge in time")
 
     async def send(self, batch: SimBatch, topic: str, partition: int) -> "asyncio.Future[object]":

@@ -123,7 +123,7 @@ async def test_a_broker_that_alone_refuses_us_is_told_with_its_reason(own_kafka,
         await sender.start()
         await sender.partitions("terminals", SECONDS)
         await sender.append("terminals", value=b"1", partition=of_2)
-        await eventually(lambda: re.search(told, str(sender.late())), sender.late)
+        await eventually(lambda: re.search(told, str(sender.late("terminals", [of_2]))))
     finally:
         await sender.kill()
         await reader.close()

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import re
 import time
 
 import pytest
 from sidings import LogContext, correlated
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
+from sidings.kafka.outbox import Outgoing
 
 from .outbox_support import records, sending
 from .support import SECONDS, eventually
@@ -48,6 +50,34 @@ async def test_a_producer_whose_brokers_have_not_answered_in_time_is_used_no_mor
         with pytest.raises(KafkaUnavailable):
             await producer.send(etas, key="k", value=b"1")
         await producer.send(etas, key="k", value=b"2")
+
+
+async def test_it_says_why_kafka_has_not_acknowledged_where_it_would_try_for_ever(own_kafka):
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "etas", partitions=1, replicas=2, config={"min.insync.replicas": "2"})
+    await create_topic(kafka.bootstrap, "lost", partitions=2, replicas=1)
+    async with sending(kafka.bootstrap, delivery_seconds=2.0) as producer:
+
+        async def refused(topic: str) -> str:
+            try:
+                await producer.send_many([Outgoing(topic, b"%d" % n, b"x", None) for n in range(10)])
+            except KafkaUnavailable as error:
+                return str(error)
+            return ""
+
+        told = list[str]()
+        assert await refused("etas") + await refused("lost") == ""
+        await asyncio.to_thread(kafka.broker(2).kill)
+        for topic, why in [
+            ("etas", r"refused by etas/0 \(NotEnoughReplicasError\)"),
+            ("lost", "nobody leads lost/[01]"),
+        ]:
+
+            async def says_so(topic: str = topic, why: str = why) -> object:
+                told.append(await refused(topic))
+                return re.search(f"Kafka did not acknowledge in time: {why}", told[-1])
+
+            await eventually(says_so, lambda: told)
 
 
 async def test_what_the_client_logs_later_is_not_said_of_whoever_sent_first(sidings_kafka, topic, caplog):

@@ -8,12 +8,12 @@ import pytest
 from aiokafka.client import ConnectionGroup
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Float64, Int16, Int32, Schema, String
-from sidings import KafkaSettings
+from sidings import KafkaSettings, KafkaUnavailable
 from sidings.devstack.topics import create_topic
 from sidings.kafka import membership
 
 from .consumer_support import administering
-from .outbox_support import emptied, publish, records, relaying
+from .outbox_support import emptied, publish, records, relaying, sending
 from .support import eventually
 
 _TEXT = String("utf-8")
@@ -92,6 +92,10 @@ async def test_a_topic_that_fails_for_a_quota_says_so(
         await eventually(lambda: "did not acknowledge in time: it throttles this client (a quota)" in caplog.text)
         await emptied(database)
     assert [record.value[:1] for record in await records(kafka.bootstrap, "etas")] == [b"1", b"2"]
+    async with sending(kafka.bootstrap, delivery_seconds=2.0) as producer:
+        await producer.send("etas", key="k", value=b"3".ljust(200_000))
+        with pytest.raises(KafkaUnavailable, match="it throttles this client"):
+            await producer.send("etas", key="k", value=b"4")
 
 
 async def test_a_client_that_is_throttled_for_long_is_not_made_anew(

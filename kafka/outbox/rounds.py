@@ -234,7 +234,7 @@ class Rounds:
                 stuck.add(partition)
                 failure = self._senders.failure(sender, error)
         if unanswered:
-            failure = self._senders.failure(sender, sender.late(), unreachable=True)
+            failure = self._senders.failure(sender, sender.late(self.lane.topic, stuck), unreachable=True)
         if refused and failure is None:
             self._senders.refused(sender)
             for partition, packed in refused:
@@ -375,7 +375,7 @@ class Rounds:
         if future is None:
             return None, packed.rest
         if await self._answers({future}):
-            raise self._senders.failure(sender, sender.late(), unreachable=True)
+            raise self._senders.failure(sender, sender.late(self.lane.topic, [partition]), unreachable=True)
         error = future.exception()
         if error is None:
             self.ledger.accept(packed.rows)

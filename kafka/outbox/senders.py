@@ -8,18 +8,21 @@ with them.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextvars import Context
 from itertools import chain
 from typing import Any, cast
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     KafkaConnectionError,
     KafkaError,
     ProducerClosed,
     UnknownTopicOrPartitionError,
+    for_code,
 )
+from aiokafka.protocol.produce import ProduceRequest
 
 from ...errors import KafkaUnavailable
 from ...executor import Backoff, now
@@ -56,6 +59,8 @@ class Sender:
         )
         go_around_hanging_brokers(self._producer.client, wanted=self._wanted)
         self._producer.client.cluster.add_listener(self._forget)
+        self._refusals: dict[TopicPartition, str] = {}  # the last of each partition, until it takes something
+        self._note_refusals()
         self.idempotent = idempotent
         self.batch_bytes = settings.batch_bytes
         self.users = 0
@@ -64,6 +69,24 @@ class Sender:
         self.retired = False
         self._asked_for: list[str] = []  # topics, by whoever is about to send
         self._asked_at: dict[str, float] = {}  # when somebody was last
+
+    def _note_refusals(self) -> None:
+        """aiokafka tells nobody why it tries again, in an idempotent producer for ever."""
+        client: Any = self._producer.client
+        send = client.send
+
+        async def noted(node_id: Any, request: Any, **options: Any) -> Any:
+            answer = await send(node_id, request, **options)
+            if isinstance(request, ProduceRequest):
+                for topic, partitions in answer.topics:
+                    for partition, code, *_ in partitions:
+                        if code:
+                            self._refusals[TopicPartition(topic, partition)] = for_code(code).__name__
+                        else:
+                            self._refusals.pop(TopicPartition(topic, partition), None)
+            return answer
+
+        client.send = noted
 
     async def start(self) -> None:
         """Connect. Raises `KafkaUnavailable`."""
@@ -125,10 +148,18 @@ class Sender:
         batch.close()
         return _heard(await cast(Any, self._producer).send_batch(batch, topic, partition=partition))
 
-    def late(self) -> TimeoutError:
-        """What a batch fails with that was not acknowledged in time."""
-        client = self._producer.client
-        return TimeoutError(f"Kafka did not acknowledge in time{throttling(client) or unreached(client)}")
+    def late(self, topic: str, partitions: Collection[int]) -> TimeoutError:
+        """What fails that these partitions have not acknowledged in time."""
+        client, tps = self._producer.client, [TopicPartition(topic, number) for number in sorted(partitions)]
+        unled = [f"{topic}/{tp.partition}" for tp in tps if client.cluster.leader_for_partition(tp) == -1]
+        refused = [f"{topic}/{tp.partition} ({self._refusals[tp]})" for tp in tps if tp in self._refusals]
+        why = (
+            throttling(client)
+            or (unled and f": nobody leads {', '.join(unled[:5])}")
+            or (refused and f": refused by {', '.join(refused[:5])}")
+            or unreached(client)
+        )
+        return TimeoutError(f"Kafka did not acknowledge in time{why}")
 
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
