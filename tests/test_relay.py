@@ -649,6 +649,25 @@ async def test_a_setting_sends_a_topic_directly_without_a_change_of_the_code(
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
 
 
+async def test_what_is_sent_directly_waits_for_nothing_that_is_in_the_outbox(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """As the guide says, with the remedy: let that leave before."""
+    etas = await topic("etas")
+    async with sending(sidings_kafka) as producer:
+        direct = Outbox(PostgresSettings(dsn=database), OutboxSettings(routes={etas: "direct"}), direct=producer)
+        for first in (False, True):
+            await publish(database, etas, [("a", b"before")])
+            if first:
+                async with relaying(database, sidings_kafka):
+                    await emptied(database)
+            await direct.publish(None, etas, key="a", value=b"after")
+            async with relaying(database, sidings_kafka):
+                await emptied(database)
+        await direct.close()
+    assert [r.value for r in await records(sidings_kafka, etas)] == [b"after", b"before", b"before", b"after"]
+
+
 def test_the_documentation_lists_all_metrics_of_the_relay() -> None:
     table = Path(__file__).parent.parent.joinpath("docs/outbox.md").read_text().partition("## Metrics")[2]
     documented = set(re.findall(r"^\| `(sidings_outbox_\w+?)(?:_total)?` \|", table, re.MULTILINE))
