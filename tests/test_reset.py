@@ -5,6 +5,7 @@ import itertools
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -21,6 +22,7 @@ from sidings import (
     Snooze,
     Transaction,
 )
+from sidings.kafka.outbox import MESSAGE_ID
 from sidings.kafka.partition import Partition, State
 from sidings.kafka.reset import ResetWatch
 from tenacity import stop_after_attempt, wait_fixed
@@ -31,6 +33,7 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
+    delete_records,
     numbers,
     offset_reaches,
     produce,
@@ -554,6 +557,29 @@ async def test_with_dedup_what_is_delivered_again_is_handled_and_its_repeats_are
         await service.reset_offsets(name, "earliest", partitions=[1], actor="alice")
         await eventually(offset_reaches(effects, name, 2, 1))
     assert await numbers(effects) == [0, 1, 2, 3, 1, 2, 3]
+
+
+async def test_with_dedup_a_table_is_built_anew_from_repeats_whose_first_ones_are_gone_where_ids_have_a_prefix(
+    effects, topic, sidings_kafka
+):
+    """As the guide says: without one such a repeat changes nothing, though nobody handles the first one again."""
+    name = await topic()
+
+    async def built(dedup: Any) -> list[int]:
+        service = a_service(effects, sidings_kafka)
+        service.consumer(name, model=Number, dedup=dedup)(record)
+        await fetch(effects, "DELETE FROM effect")
+        await service.reset_offsets(name, "earliest", actor="alice")
+        async with service:
+            await eventually(offset_reaches(effects, name, 4))
+        return await numbers(effects)
+
+    for number in (0, 0, 1, 1):
+        await produce_raw(sidings_kafka, name, as_json(number), headers=[(MESSAGE_ID, b"id %d" % number)])
+    assert await built(True) == [0, 1]
+    await delete_records(sidings_kafka, name, 1)
+    assert await built(True) == [1]
+    assert await built(lambda message: (id := message.header("sidings-id")) and b"2 " + id) == [0, 1]
 
 
 async def test_an_offset_beyond_the_end_is_put_right_by_a_reset(effects, topic, sidings_kafka):
