@@ -176,6 +176,35 @@ tests:
 """
 
 
+# All jobs of one type are put off for five hours; one that polls has a success now and then; an instance that stops
+# puts off some of a third.
+PUT_OFF = """
+rule_files: [alerts.yml]
+tests:
+  - interval: 10m
+    input_series:
+      - {series: 'sidings_jobs_total{service="s",type="pay",outcome="snoozed",instance="a"}', values: 0+1x60}
+      - {series: 'sidings_jobs_total{service="s",type="pay",outcome="succeeded",instance="a"}', values: 7x30 8x30}
+      - {series: 'sidings_jobs_total{service="s",type="poll",outcome="snoozed",instance="a"}', values: 0+1x60}
+      - {series: 'sidings_jobs_total{service="s",type="poll",outcome="succeeded",instance="b"}', values: 0 1x29 2x30}
+      - {series: 'sidings_jobs_total{service="s",type="eta",outcome="snoozed",instance="a"}', values: 0x5 9x55}
+      - {series: 'sidings_jobs_total{service="s",type="eta",outcome="succeeded",instance="a"}', values: 0x60}
+    alert_rule_test:
+      - {eval_time: 50m, alertname: SidingsJobsArePutOff, exp_alerts: []}
+      - eval_time: 120m
+        alertname: SidingsJobsArePutOff
+        exp_alerts:
+          - exp_labels: {service: s, type: pay, severity: warning}
+            exp_annotations:
+              summary: "s: jobs of type pay are put off again and again, and none succeeds"
+              description: "`sidings jobs show` of one of `sidings jobs list --type pay` has the reason of each\\
+                \\ attempt, and so has the log: their handler asks for it (Snooze), or Postgres does not answer or\\
+                \\ refuses them. They go on by themselves when that is mended."
+      - {eval_time: 360m, alertname: SidingsJobsArePutOff, exp_alerts: []}
+      - {eval_time: 600m, alertname: SidingsJobsArePutOff, exp_alerts: []}
+"""
+
+
 def rows(text: str) -> list[list[str]]:
     """Cells of all table rows whose first cell is code."""
     return [
@@ -261,7 +290,8 @@ def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> 
 def test_alerts_see_what_is_counted_before_the_first_scrape() -> None:
     """As a consumer does that misses messages while it starts: the series begins with them."""
     rules = (ROOT / "docs/alerts.yml").read_text().split("- alert: ")
-    alerts = "".join(rule for rule in rules if not rule.startswith("SidingsJobsFail"))  # they fail again and again
+    again_and_again = "SidingsJobsFail", "SidingsJobsArePutOff"
+    alerts = "".join(rule for rule in rules if not rule.startswith(again_and_again))
     counted = re.findall(r"sum by (\(.+\)) \(increase\((\w+)(\{.+\})?\[(\w+)\]\)\) > 0\n", alerts)
     assert len(counted) == alerts.count("increase(sidings_") >= 7
     for by, name, labels, time in counted:
@@ -294,6 +324,16 @@ def test_an_alert_sees_that_no_job_of_a_type_succeeds() -> None:
     assert f"{retried}          unless {succeeded}" in alerts
 
 
+def test_an_alert_sees_that_jobs_of_a_type_are_only_put_off() -> None:
+    """They do not fail: neither of the alerts on jobs that fail or wait came, be it for days."""
+    alerts = (ROOT / "docs/alerts.yml").read_text()
+    put_off, succeeded = (
+        f'sum by (service, type) (increase(sidings_jobs_total{{outcome="{outcome}"}}[{time}])) > 0\n'
+        for outcome, time in (("snoozed", "30m"), ("succeeded", "6h"))
+    )
+    assert f"{put_off}          unless {succeeded}        for: 1h\n" in alerts
+
+
 def test_an_alert_sees_an_instance_that_ends_again_and_again() -> None:
     """A directory could not be loaded: each life of the service was shorter than what any rule waits for."""
     alerts = (ROOT / "docs/alerts.yml").read_text()
@@ -312,7 +352,7 @@ def test_alerts_of_directories_are_quiet_while_an_instance_loads() -> None:
     assert f"{lags} and ignoring (partition) sidings_directory_ready == 1) > 0\n        for: 5m\n" in alerts
 
 
-@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, ENDING, LOADING])
+@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, PUT_OFF, ENDING, LOADING])
 def test_the_rules_tell_what_they_are_to_tell_and_no_more(tests: str, tmp_path: Path) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("Prometheus' promtool is not installed")

@@ -161,6 +161,26 @@ async def test_a_look_at_ages_sees_a_job_whose_transaction_commits_late(database
         assert executor._upkeep.oldest[ORIGIN] == pytest.approx(200, abs=10)
 
 
+@pytest.mark.parametrize("due", ["1 minute", "-5 seconds"])
+async def test_a_job_that_is_put_off_again_and_again_hides_none_that_waits_behind_it(database: str, due: str):
+    """Those of its group waited for as long as it was, and those of others were not looked at either."""
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
+    scheduler.add_origin(ORIGIN, 1)
+    upkeep = an_upkeep(link, scheduler)
+    old = "clock_timestamp() - interval '2 hours'"
+    await a_job(database, attempt="2", enqueued_at=old, run_at=f"clock_timestamp() + interval '{due}'")
+    await upkeep._look_at_ages()
+    assert upkeep.oldest[ORIGIN] == 0
+    await a_job(database, enqueued_at="clock_timestamp() - interval '30 minutes'")
+    await upkeep._look_at_ages()
+    assert upkeep.oldest[ORIGIN] >= 1_800
+    await fetch(database, "UPDATE sidings.job SET run_at = clock_timestamp() - interval '1 hour' WHERE attempt > 1")
+    scheduler.origins[ORIGIN].first = 0  # as an audit leaves it
+    await upkeep._look_at_ages()
+    assert upkeep.oldest[ORIGIN] >= 3_600, "it hangs, or no worker is free"
+    await link.close()
+
+
 async def test_jobs_of_an_unknown_type_are_counted_as_long_as_they_are_here(database: str):
     """They were counted for ever, and once more whenever they were read anew: the alert outlived what it asks for."""
     exposed = CollectorRegistry()
