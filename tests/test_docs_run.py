@@ -22,10 +22,12 @@ from sidings import Changed, Job, Message, Registry, SchemaMissing, Service, Sta
 from sidings.spark_analytics.transactions.config import load
 from sidings.testing import drain
 
+from .admin_support import some_jobs
 from .consumer_support import a_service, offset_reaches, produce_raw
 from .directory_support import COMPACTED, put
 from .guide import block
 from .outbox_support import arrived, records
+from .plan_support import nodes
 from .support import ORIGIN, connected, drained, enqueue, eventually, fetch, value
 
 ROOT = Path(__file__).parent.parent
@@ -379,6 +381,18 @@ async def test_what_operations_shows_in_sql(database: str):
     await fetch(database, "UPDATE sidings.job SET held = 'no such carrier', position = NULL")
     await fetch(database, replaced(block("operations.md", "Held jobs", "sql"), "4711", str(job)))
     assert await value(database, "SELECT held FROM sidings.job") is None
+
+
+async def test_the_query_for_groups_that_back_off_looks_at_each_once(database: str):
+    """With tens of thousands, as where a carrier is away, it kept a core busy and its transaction open for many
+    minutes: for each it looked for the cause in all days of the history."""
+    await some_jobs(database, 1_000, "blocked", failures="5", error="'CarrierDown: it is away'")
+    statements = block("operations.md", "What goes on", "sql").split(";\n")
+    [query] = [statement for statement in statements if "groups that back off" in statement]
+    plan = json.loads(await value(database, f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"))[0]["Plan"]
+    assert {node["Actual Loops"] for node in nodes(plan)} == {1}
+    rows = await fetch(database, query)
+    assert [(row["failures"], row["error"]) for row in rows] == [(5, "CarrierDown: it is away")] * 50
 
 
 def an_application(dsn: str) -> dict[str, Any]:
