@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,12 +60,13 @@ def address_of(http: str | int) -> tuple[str, int]:
 
 class ProblemMetrics(Collector):
     """Of how much ``/health`` complains, for rules: much of that shows in no other metric, as a consumer without Kafka.
-    In the registry until `close`."""
+    And since when the service has run. In the registry until `close`."""
 
     def __init__(self, service: str, registry: CollectorRegistry, problems: Problems) -> None:
         self._service = service
         self._registry = registry
         self._problems = problems
+        self._started = time.time()
         show(self, registry)
 
     def close(self) -> None:
@@ -72,9 +74,12 @@ class ProblemMetrics(Collector):
         show_no_more(self, self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric, as prometheus-client wants it."""
-        values = {(self._service,): float(len(self._problems()))}
-        yield gauge("sidings_problems", "What /health complains about.", ["service"], values)
+        """The metrics, as prometheus-client wants them."""
+        service = (self._service,)
+        problems = float(len(self._problems()))
+        yield gauge("sidings_problems", "What /health complains about.", ["service"], {service: problems})
+        started = "When the service was started, in seconds since 1970."
+        yield gauge("sidings_start_time_seconds", started, ["service"], {service: self._started})
 
 
 class Monitor:

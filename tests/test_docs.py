@@ -31,7 +31,7 @@ rule_files: [alerts.yml]
 tests:
   - interval: 1m
     input_series:
-      - {series: 'process_start_time_seconds{job="j"}', values: '0x600 _x12 0x200'}
+      - {series: 'sidings_start_time_seconds{service="s",job="j"}', values: '0x600 _x12 0x200'}
       - {series: 'sidings_consumer_missed_total{service="s",topic="t",job="j"}', values: '7x600 _x12 7x200'}
       - {series: 'sidings_lost_total{service="s",job="j"}', values: '7x600 _x12 7x200'}
     alert_rule_test:
@@ -39,7 +39,7 @@ tests:
       - {eval_time: 625m, alertname: SidingsExecutorDied, exp_alerts: []}
   - interval: 1m
     input_series:
-      - {series: 'process_start_time_seconds{job="j"}', values: '0x600 _x120 43260x200'}
+      - {series: 'sidings_start_time_seconds{service="s",job="j"}', values: '0x600 _x120 43260x200'}
       - {series: 'sidings_consumer_missed_total{service="s",topic="t",job="j"}', values: '7x600 _x120 7x200'}
     alert_rule_test:
       - eval_time: 725m
@@ -112,23 +112,23 @@ tests:
 """
 
 
-# Instance a ends when its directory has loaded for five minutes, and is started five minutes later, again and again; so
-# is x, a program beside it. Instance b is taken away while it loads. Instance c is started anew with three releases.
+# Instance a ends when its directory has loaded for five minutes, and is started five minutes later, again and again.
+# Instance b is taken away while it loads. Instance c is started anew with three releases.
 ENDING = """
 rule_files: [alerts.yml]
 tests:
   - interval: 1m
     input_series:
-      - series: process_start_time_seconds{job="j",instance="a"}
+      - series: sidings_start_time_seconds{service="s",job="j",instance="a"}
         values: 0x5 stale _x3 600x5 stale _x3 1200x5 stale _x3 1800x5 stale _x3 2400x5
       - series: sidings_problems{service="s",job="j",instance="a"}
         values: 0x5 stale _x3 0x5 stale _x3 0x5 stale _x3 0x5 stale _x3 0x5
       - series: sidings_directory_ready{service="s",topic="t",job="j",instance="a"}
         values: 0x5 stale _x3 0x5 stale _x3 0x5 stale _x3 0x5 stale _x3 0x5
-      - {series: 'process_start_time_seconds{job="j",instance="x"}', values: 0+60x50}
       - {series: 'sidings_problems{service="s",job="j",instance="b"}', values: 0x5 stale}
       - {series: 'sidings_directory_ready{service="s",topic="t",job="j",instance="b"}', values: 0x5 stale}
-      - {series: 'process_start_time_seconds{job="j",instance="c"}', values: 0x10 660x10 1320x10 1980x20}
+      - series: sidings_start_time_seconds{service="s",job="j",instance="c"}
+        values: 0x10 660x10 1320x10 1980x20
       - {series: 'sidings_problems{service="s",job="j",instance="c"}', values: 0x50}
       - {series: 'sidings_directory_ready{service="s",topic="t",job="j",instance="c"}', values: 1x10 0 1x9 0 1x9 0 1x20}
     alert_rule_test:
@@ -303,7 +303,7 @@ def test_alerts_of_what_was_counted_take_a_gap_in_prometheus_for_no_new_series()
     alerts = (ROOT / "docs/alerts.yml").read_text()
     for name, time in re.findall(r"unless (\w+) offset (\w+)", alerts):
         seconds = {"10m": 600, "15m": 900, "1h": 3600}[time]
-        young = f"and on (job, instance) time() - process_start_time_seconds > {seconds}"
+        young = f"and on (service, job, instance) time() - sidings_start_time_seconds > {seconds}"
         assert f"unless (max_over_time({name}[1d] offset {time}) {young}))\n" in alerts
 
 
@@ -337,7 +337,7 @@ def test_an_alert_sees_that_jobs_of_a_type_are_only_put_off() -> None:
 def test_an_alert_sees_an_instance_that_ends_again_and_again() -> None:
     """A directory could not be loaded: each life of the service was shorter than what any rule waits for."""
     alerts = (ROOT / "docs/alerts.yml").read_text()
-    assert "max by (job, instance) (changes(process_start_time_seconds[1h]))) > 3\n" in alerts
+    assert "max by (service, instance) (changes(sidings_start_time_seconds[1h])) > 3\n" in alerts
     ready = "min by (service, topic, instance) (last_over_time(sidings_directory_ready[7m])) == 0"
     assert f"expr: {ready}\n        for: 13m\n" in alerts
 

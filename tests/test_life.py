@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import re
 import time
 from collections import Counter
 from typing import Any
 from weakref import ref
 
+import httpx
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -18,6 +20,8 @@ from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, produce, record, sample
+from .directory_support import COMPACTED
+from .guide import DOCS
 from .support import ORIGIN, SECONDS, Ride, enqueue, eventually, value
 
 
@@ -136,6 +140,25 @@ async def test_a_consumer_without_kafka_shows_in_the_metrics(database, monkeypat
     async with service:
         await eventually(lambda: sample(service, "sidings_problems") == len(service.problems()) == 1, service.problems)
     assert service.samples.get_sample_value("sidings_problems", {"service": "test"}) is None, "it is taken back"
+
+
+async def test_all_that_the_rules_ask_for_is_shown_whatever_the_registry(database, topic, sidings_kafka):
+    """What prometheus-client tells of the process stands in its default registry alone. With `prometheus=None`, or a
+    registry of one's own, no alert came where a service ended again and again; others came after each gap."""
+    expressions = re.findall(r"expr: (.*?)\n +(?:for|labels):", (DOCS / "alerts.yml").read_text(), re.DOTALL)
+    asked = {name for expression in expressions for name in re.findall(r"\b[a-z]+_\w+\b(?=[{[) ]|$)", expression)}
+    service = Service("test", postgres=database, kafka=sidings_kafka, prometheus=None, http="127.0.0.1:0")
+    service.consumer(await topic(), model=Number)(record)
+    service.directory(await topic(config=COMPACTED), model=Number, key=lambda row: row.key)
+    began = time.time()
+    async with service:
+        host, port = service.http_address or ("", 0)
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"http://{host}:{port}/metrics")).text
+    assert len(asked) > 15
+    assert asked <= set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    [started] = re.findall(r'^sidings_start_time_seconds\{service="test"\} (\S+)$', text, re.MULTILINE)
+    assert began <= float(started) <= time.time()
 
 
 async def test_of_two_services_in_a_process_each_metric_is_shown_once(database, sidings_kafka):
