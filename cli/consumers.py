@@ -59,6 +59,7 @@ async def reset(
     """Let a consumer go on from another place, whether instances run or not. Messages from there on are handled again;
     what they enqueue is enqueued again."""
     from ..kafka import reset_offsets
+    from ..kafka.reset import handled_statelessly
 
     settings = _kafka(kafka)
     where = _place(to, session)
@@ -75,13 +76,21 @@ async def reset(
         named = ", ".join(f"{topic}/{number}" for number in sorted(missing))
         raise ActionRefused(f"there is no stored offset of {named}: nothing was done")
     chosen = set(partition or ()) or await _those_of_kafka(settings, topic, stored)
+    group = settings.group or session.service
+    if stateless := await handled_statelessly(settings, group, topic, chosen):
+        named = ", ".join(f"{topic}/{number}" for number in sorted(stateless))
+        raise ActionRefused(
+            f"the offsets of {named} are in Kafka, since a stateless consumer has handled these last: reset the group "
+            "there. If it is to be an ordinary one again, start that first, or call its service.reset_offsets: nothing "
+            "was done"
+        )
     meant = [row for row in rows if row["partition"] in chosen]
     table(*offsets_table(meant))
     ask(f"let the consumer of {topic} go on from {to} in {counted(len(meant), 'partition')}", yes=yes)
     done = await reset_offsets(
         settings,
         session.settings,
-        settings.group or session.service,
+        group,
         topic,
         where,
         partitions=chosen,  # and no others, which nobody was asked about

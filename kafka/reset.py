@@ -24,9 +24,10 @@ from .message import check_topic
 from .offsets import OffsetStore
 from .partition import Partition, State
 from .settings import KafkaSettings
+from .stateless_offsets import committed_stateless
 from .topic_ids import ask_topic_ids
 
-__all__ = ["Reset", "ResetTo", "ResetWatch", "existing_partitions", "reset_offsets"]
+__all__ = ["Reset", "ResetTo", "ResetWatch", "existing_partitions", "handled_statelessly", "reset_offsets"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -111,11 +112,7 @@ async def _targets(
 ) -> tuple[dict[int, int], dict[int, int], UUID | None]:
     """The offset of each partition that `to` means; where logs were cut off before the stored offsets; and the topic's
     id where Kafka tells it."""
-    # It subscribes to nothing, so it joins no group. Without group_id, aiokafka 0.14 cannot be stopped in good order.
-    client = AIOKafkaConsumer(
-        **kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level, enable_auto_commit=False
-    )
-    go_around_hanging_brokers(client._client)  # pyright: ignore[reportPrivateUsage]
+    client = _client(kafka, group)
     try:
         async with asyncio.timeout(kafka.request_seconds):
             there = await existing_partitions(kafka, topic)
@@ -167,6 +164,35 @@ async def existing_partitions(kafka: KafkaSettings, topic: str) -> set[int]:
     except (KafkaError, OSError) as error:  # TimeoutError is an OSError
         raise KafkaUnavailable(f"the partitions of {topic!r} could not be asked for: {error!r}") from error
     return {partition["partition"] for one in found["topics"] for partition in one["partitions"]}
+
+
+async def handled_statelessly(kafka: KafkaSettings, group: str, topic: str, partitions: Collection[int]) -> set[int]:
+    """Those of `partitions` whose offsets in Kafka a stateless consumer of the group was the last to commit. Raises
+    `KafkaUnavailable`."""
+    if not (there := await existing_partitions(kafka, topic) & set(partitions)):
+        return set()
+    tps = [TopicPartition(topic, partition) for partition in there]
+    client = _client(kafka, group)
+    try:
+        async with asyncio.timeout(kafka.request_seconds):
+            await client.start()
+            await client.beginning_offsets(tps)  # it knows the leaders then, who know the topic's id
+            ids = await ask_topic_ids(client, tps)
+            return {tp.partition for tp in await committed_stateless(client, {tp: ids[topic] for tp in tps if ids})}
+    except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        raise KafkaUnavailable(f"the group's offsets of {topic!r} could not be asked for: {error!r}") from error
+    finally:
+        await membership.close(client)
+
+
+def _client(kafka: KafkaSettings, group: str) -> AIOKafkaConsumer:
+    """It subscribes to nothing, so it joins no group. Without group_id, aiokafka 0.14 cannot be stopped in good
+    order."""
+    client = AIOKafkaConsumer(
+        **kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level, enable_auto_commit=False
+    )
+    go_around_hanging_brokers(client._client)  # pyright: ignore[reportPrivateUsage]
+    return client
 
 
 async def _at_time(

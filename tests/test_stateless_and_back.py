@@ -7,8 +7,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from sidings import Message, Transaction
 
+from .cli_support import cli, refused
 from .consumer_support import Number, a_service, produce, sample
-from .support import connected, eventually
+from .support import connected, eventually, value
 
 
 class Topic:
@@ -70,6 +71,21 @@ async def test_but_a_reset_meanwhile_counts(database, topic, sidings_kafka):
     await service.reset_offsets(its.name, 1, partitions=[0], actor="alice")
     await its.run(service, 4)
     assert its.handled[4:] == [("ordinary", n) for n in (1, 2, 3, 4)]
+
+
+async def test_the_command_that_resets_a_consumer_refuses_while_it_is_a_stateless_one(database, topic, sidings_kafka):
+    """It succeeded, with its row in the audit, and nothing was handled again, but all of it once the consumer was an
+    ordinary one: the stored offset is of before."""
+    its = Topic(database, sidings_kafka, await topic(), "earliest")
+    reset = ("consumers", "reset", its.name, "--to", "earliest", "--yes")
+    kafka = {"SIDINGS_KAFKA": sidings_kafka, "SIDINGS_KAFKA_GROUP": its.name}
+    await its.run(its.ordinary(), 0)
+    await its.run(its.stateless(), 1)
+    text = await refused(database, *reset, **kafka)
+    assert text.startswith(f"the offsets of {its.name}/0 are in Kafka, since a stateless consumer has handled")
+    assert await value(database, "SELECT count(*) FROM sidings.audit") == 0
+    await its.run(its.ordinary(), 2)
+    assert (await cli(database, *reset, **kafka)).stdout.endswith(f"{its.name}/0: from 3 to 0\n")
 
 
 async def test_and_so_it_does_where_the_instance_dies_that_has_begun_there(database, topic, sidings_kafka, monkeypatch):
