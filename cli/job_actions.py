@@ -101,6 +101,10 @@ async def requeue(
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
     ends: dict[int, datetime] = {}
+    if "succeeded" in (outcome or ()):
+        raise ConfigurationError(
+            "jobs requeue --outcome succeeded: what succeeded leaves no payload: enqueue anew, or reset the consumer"
+        )
     if not ids:
         chosen = ended_filter(session, outcome, since)
         rows = await session.admin().requeueable(**chosen, type=type, origin=origin, limit=limit, force=force)
