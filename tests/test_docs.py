@@ -96,7 +96,7 @@ tests:
       - {eval_time: 1m, alertname: SidingsDirectoryLags, exp_alerts: []}
       - {eval_time: 1m, alertname: SidingsDirectoryRowsAreBad, exp_alerts: []}
       - {eval_time: 5m, alertname: SidingsDirectoryLags, exp_alerts: []}
-      - {eval_time: 22m, alertname: SidingsDirectoryLags, exp_alerts: []}
+      - {eval_time: 21m, alertname: SidingsDirectoryLags, exp_alerts: []}
       - eval_time: 24m
         alertname: SidingsDirectoryLags
         exp_alerts:
