@@ -205,6 +205,7 @@ class Link:
         self._on_error = on_error
         self._on_refused = on_refused
         self._connection: asyncpg.Connection | None = None
+        self._answering: asyncpg.Connection | None = None  # when `lived_on` was asked last
         self._turn = asyncio.Lock()
         self._outdated = False
         self.patience = 1
@@ -294,6 +295,15 @@ class Link:
             await self.fetch("SELECT")
         except (PostgresUnavailable, asyncpg.PostgresError):
             self.patience = 1
+
+    def lived_on(self, pid: int) -> bool:
+        """Whether the process of Postgres that has given the last answer, `pid`, had also given the one after which
+        this was asked before. Then Postgres has not crashed in between: a crash ends all of them. A connection to
+        PgBouncer, which lives on, has another process."""
+        before, connection = self._answering, self._connection
+        direct = connection is not None and connection.get_server_pid() == pid
+        self._answering = connection if direct else None
+        return direct and connection is before
 
     def renew(self) -> None:
         """Let the next call open another connection. A call that is under way goes on: terminated from outside, it

@@ -22,8 +22,9 @@
 --
 -- The header's row: id is the first transaction id not handed out; type, what the server is: its start, its last crash (which
 -- resets these statistics, while a backend's crash does not change the start) and its timeline. After a crash, ids and positions
--- that no commit had made durable are handed out again. position: how far positions have been drawn, which may be later than the
--- snapshot; so the mark passes what the read *before* has told.
+-- that no commit had made durable are handed out again. ref: the process that answers. A person may reset the statistics, too, but
+-- no process lives through a crash. position: how far positions have been drawn, which may be later than the snapshot; so the mark
+-- passes what the read *before* has told.
 --
 -- A row whose transaction id is yet to come was brought from another server, by a dump or a logical replication: it is not late.
 --
@@ -41,7 +42,7 @@ WITH s AS MATERIALIZED (
                  (SELECT $8::bigint FROM s
                   WHERE pg_snapshot_xmax(s.snapshot) > pg_snapshot_xmax($5::text::pg_snapshot))) AS mark
 )
-SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
+SELECT 0::smallint AS part, pg_backend_pid() AS ref, s.next_xid AS id,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
             ELSE concat(extract(epoch FROM pg_postmaster_start_time()),  -- as text, a time would depend on the session
                         ' crash ', extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()), ' timeline ', sidings.timeline()) END AS type,

@@ -325,8 +325,9 @@ class Reader:
         """Whether an answer is to be applied: not where it comes from another server, is older than what is known, or
         tells of other pauses."""
         scheduler, server = self._scheduler, header["type"]
+        lived_on = self._link.lived_on(header["ref"])
         moved = scheduler.timeline not in (None, _timeline(server))  # where the leases were granted
-        if server == "standby" or self.server not in (None, server) or moved:
+        if server == "standby" or moved or not (lived_on or self.server in (None, server)):
             self._new_server(server)
             return False
         self.server = server

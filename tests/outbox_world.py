@@ -73,7 +73,7 @@ class Header(tuple[Any, ...]):
             cls,
             (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], fields["timestamp_ms"], None),
         )
-        made.fields = fields
+        made.fields = {"ref": 0, **fields}
         return made
 
     def __getitem__(self, key: Any) -> Any:
@@ -408,6 +408,9 @@ class SimLink:
 
     async def be_patient(self) -> None:
         self.patience = min(2 * self.patience, 8)
+
+    def lived_on(self, pid: int) -> bool:
+        return False  # nobody resets statistics
 
     def renew(self) -> None:
         self.outdated = True

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from math import inf
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
@@ -1037,5 +1038,5 @@ def _ignore(*_: object) -> None: ...
 
 
 def _none() -> Any:
-    """No connection: the world answers itself."""
-    return None
+    """No connection: the world answers itself, and nobody resets statistics."""
+    return SimpleNamespace(lived_on=lambda _: False)

@@ -213,7 +213,7 @@ async def crash(dsn: str, connection: asyncpg.Connection) -> None:
     await eventually(lambda: answers(dsn), "the server to answer")
 
 
-async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres):
+async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres, caplog: pytest.LogCaptureFixture):
     """A backend that is killed takes all others with it, but not the server's start: what no commit had made durable is
     gone, positions too that the marks have passed."""
     template = await ensure_template(mortal.dsn, service="test")
@@ -234,7 +234,19 @@ async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres
                 await enqueue(dsn, ride, rides(1, f"{attempt} {number}"), origin=ORIGINS[number % 3])
             await eventually(lambda: len(ledger.ended) >= expected, "the jobs of after the crash")  # noqa: B023
     assert again, "no crash has taken positions back: the test has shown nothing"
+    assert caplog.text.count("was restarted") == 5
     assert set(ledger.runs().values()) == {1}
+
+
+async def test_statistics_that_a_person_has_reset_are_no_crash(database: str, caplog: pytest.LogCaptureFixture):
+    """All that waited was read anew."""
+    registry, ride = a_registry(Ledger())
+    async with running(database, registry), connected(database) as connection:
+        for kinds in ([], ["bgwriter"], ["archiver", "bgwriter"]):
+            await connection.execute("SELECT pg_stat_reset_shared(kind) FROM unnest($1::text[]) kind", kinds)
+            await enqueue(database, ride, rides(1, "a"))
+            await drained(database)
+    assert "was restarted" not in caplog.text
 
 
 @pytest.mark.chaos

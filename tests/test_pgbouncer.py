@@ -165,6 +165,16 @@ async def test_a_pool_that_has_no_connection_left_is_thought_of(bouncer: str) ->
     await link.close()
 
 
+async def test_a_connection_to_pgbouncer_does_not_tell_that_postgres_lived_on(bouncer: str, database: str) -> None:
+    """It outlives a crash of Postgres."""
+    await reachable(bouncer)
+    for dsn, told in ((bouncer, False), (database, True)):
+        link = Link(PostgresSettings(dsn=dsn, pgbouncer=True))
+        lived_on = [link.lived_on((await link.fetch("SELECT pg_backend_pid() AS pid"))[0]["pid"]) for _ in range(2)]
+        assert lived_on == [False, told]
+        await link.close()
+
+
 async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
     """Several persons at once: what a driver does in two trips may meet two server connections."""
     await reachable(bouncer)

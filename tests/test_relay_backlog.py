@@ -5,6 +5,7 @@ comes late in between."""
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from .outbox_world import Database
 SLOTS = 3
 TOPICS = ("a", "b", "c")
 MOST_BYTES = 8_000  # of a read
+NO_LINK: Any = SimpleNamespace(lived_on=lambda _: False)  # nobody resets statistics
 
 
 class Reading(RuleBasedStateMachine):
@@ -33,7 +35,9 @@ class Reading(RuleBasedStateMachine):
         self.database = Database()
         self.backlog = Backlog(window)
         quiet: Any = lambda: None  # noqa: E731
-        self.reader = Reader(None, self.backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
+        self.reader = Reader(
+            NO_LINK, self.backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet
+        )
         for number in range(SLOTS):
             self.backlog.add_slot(Slot(number, f"outbox/{number}", 1))
         self.page = page
@@ -304,7 +308,7 @@ def a_reader(window: int, *, slots: int = SLOTS) -> tuple[Database, Backlog, Rea
     """A reader over a simulated database, with all its slots."""
     backlog = Backlog(window)
     quiet: Any = lambda: None  # noqa: E731
-    reader = Reader(None, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
+    reader = Reader(NO_LINK, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)
     for number in range(slots):
         backlog.add_slot(Slot(number, f"outbox/{number}", 1))
     return Database(), backlog, reader
@@ -492,7 +496,7 @@ def test_large_messages_take_no_more_memory_than_small_ones() -> None:
         database.insert(xid, n % 4, "etas", value=value)
     database.open.discard(xid)
     quiet: Any = lambda: None  # noqa: E731
-    reader = Reader(None, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
+    reader = Reader(NO_LINK, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)
     for number in range(4):
         backlog.add_slot(Slot(number, f"outbox/{number}", 1))
     lane, largest, most = backlog.lane("etas"), 0, 0

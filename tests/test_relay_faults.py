@@ -160,6 +160,22 @@ async def test_another_time_zone_or_date_style_of_the_database_is_no_restart(
     assert "was restarted" not in caplog.text
 
 
+async def test_statistics_that_a_person_has_reset_are_no_restart(
+    database: str, sidings_kafka: str, topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay gave its slots up, and waited for their leases, a minute here. All kinds at once are what Postgres 17's
+    `pg_stat_reset_shared()` resets."""
+    etas = await topic("etas")
+    async with relaying(database, sidings_kafka, lease_seconds=60.0), connected(database) as connection:
+        await publish(database, etas, numbered(0, 1))
+        await emptied(database)
+        for number, kinds in enumerate((["bgwriter"], ["archiver", "bgwriter"]), start=1):
+            await connection.execute("SELECT pg_stat_reset_shared(kind) FROM unnest($1::text[]) kind", kinds)
+            await publish(database, etas, numbered(number, 1))
+            await emptied(database, seconds=10.0)
+    assert "was restarted" not in caplog.text
+
+
 @pytest.mark.long
 async def test_health_says_why_the_outbox_cannot_be_read(database: str, sidings_kafka: str) -> None:
     async with a_role(database) as (role, dsn), relaying(dsn, sidings_kafka) as relay, connected(database) as owner:
@@ -679,7 +695,7 @@ async def test_messages_that_a_dump_has_brought_from_another_server_are_sent_onc
 
 
 async def test_messages_that_get_the_ids_of_such_as_a_crash_has_taken_are_found(
-    sidings_server_directory: ServerDirectory, sidings_kafka: str, topic
+    sidings_server_directory: ServerDirectory, sidings_kafka: str, topic, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A backend that is killed takes all others with it, and what was not on the disk, but not the server's start."""
     etas = await topic("etas")
@@ -703,6 +719,7 @@ async def test_messages_that_get_the_ids_of_such_as_a_crash_has_taken_are_found(
             await emptied(dsn, etas)
     finally:
         mortal.remove()
+    assert "was restarted" in caplog.text
     assert_complete(await records(sidings_kafka, etas), 40)
 
 

@@ -226,7 +226,8 @@ class Outbox:
             MessageParked: Kafka refused one of the messages.
             NotPublished: It is so long ago that Postgres does not know any more what came of the transaction.
             PostgresUnavailable: Nobody can tell whether the messages were kept: Postgres was replaced meanwhile (a
-                failover), or has crashed before the transaction was seen to have committed.
+                failover), or has crashed before the transaction was seen to have committed. A reset of all its
+                statistics, as by `pg_stat_reset_shared()` from version 17 on, cannot be told from that.
             ConfigurationError: This is another event loop than the service's, or `receipt` is none.
         """
         check_loop(self.loop, _ITS_OWN)
@@ -251,7 +252,8 @@ class Outbox:
                         )
                     if not kept and _has_crashed(receipt.crash, row["crash"]):
                         raise PostgresUnavailable(
-                            "Postgres has crashed after the message was published: whether it was kept is not known"
+                            "Postgres has crashed after the message was published, or all its statistics were reset: "
+                            "whether it was kept is not known"
                         )
                     kept = kept or row["status"] == "committed"
                     if _acknowledged(row):

@@ -35,7 +35,7 @@ WITH s AS MATERIALIZED (
                  (SELECT $7::bigint FROM s
                   WHERE pg_snapshot_xmax(s.snapshot) > pg_snapshot_xmax($4::text::pg_snapshot))) AS mark
 )
-SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topic, NULL::bytea AS key,
+SELECT 0::smallint AS part, pg_backend_pid() AS ref, s.next_xid AS id, s.snapshot::text AS topic, NULL::bytea AS key,
        NULL::bytea AS partition_key, NULL::bytea AS value,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
             ELSE concat(extract(epoch FROM pg_postmaster_start_time()),  -- as text, a time would depend on the session

@@ -225,9 +225,10 @@ class Reader:
         header = rows[0]
         assert header[0] == _HEADER
         server: str = header["headers"]
+        lived_on = self._link.lived_on(header["ref"])
         timeline = server.rpartition(" ")[2]
         elsewhere = any(slot.timeline not in (None, timeline) for slot in plan.slots if backlog.has(slot))
-        if server == "standby" or (self.server is not None and server != self.server) or elsewhere:
+        if server == "standby" or elsewhere or not (lived_on or self.server in (None, server)):
             self._new_server(server, elsewhere=elsewhere)
             return
         self.server, backlog.timeline = server, timeline
