@@ -30,18 +30,21 @@ __all__ = [
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take. What is on
 # here by itself a role or a database may have switched off.
-# The isolation level is the one that the protocols were checked with; under SERIALIZABLE our reads would also make
-# transactions of the service fail.
-_SERVER_SETTINGS = {
-    "application_name": "sidings",
-    "default_transaction_isolation": "read committed",
+_OF_THE_PLANNER = {
     "enable_bitmapscan": "off",  # its result would have to be sorted
     "enable_indexscan": "on",
     "enable_nestloop": "on",
     "enable_seqscan": "off",
     "jit": "off",
-    "lock_timeout": "3000",
     "plan_cache_mode": "force_generic_plan",
+}
+# The isolation level is the one that the protocols were checked with; under SERIALIZABLE our reads would also make
+# transactions of the service fail.
+_SERVER_SETTINGS = {
+    "application_name": "sidings",
+    "default_transaction_isolation": "read committed",
+    "lock_timeout": "3000",
+    **_OF_THE_PLANNER,
 }
 IDLE_SECONDS = 300.0  # after which the server ends the transaction of a handler that sends it nothing
 _FOR_HANDLERS = {
@@ -239,7 +242,7 @@ class Link:
             async with asyncio.timeout(seconds):
                 await transaction.start()
                 try:
-                    await connection.execute(_limits(seconds))
+                    await connection.execute(_local(seconds))
                     unanswered = False
                     rows = await connection.fetch(query, *args)
                 except Exception:  # where it is given up, a ROLLBACK would wait for its answer, for as long as it takes
@@ -335,14 +338,12 @@ async def close_all(links: Collection[Link]) -> None:
             link.drop()
 
 
-def _limits(seconds: float) -> str:
-    """Where a statement is a transaction of several messages, a process that is paused in between, or a machine that is
-    gone, would keep its locks; a takeover waits for them."""
+def _local(seconds: float) -> str:
+    """What a connection to PgBouncer has to set in each transaction. Where a statement is one of several messages, a
+    process that is paused in between, or a machine that is gone, would keep its locks; a takeover waits for them."""
     most = max(1, round(seconds * 1000))
-    return (
-        f"SET LOCAL lock_timeout = 3000; SET LOCAL statement_timeout = {most}; "
-        f"SET LOCAL idle_in_transaction_session_timeout = {most}"
-    )
+    limits = {"lock_timeout": 3000, "statement_timeout": most, "idle_in_transaction_session_timeout": most}
+    return "; ".join(f"SET LOCAL {name} = {value}" for name, value in {**limits, **_OF_THE_PLANNER}.items())
 
 
 def _unreached(settings: PostgresSettings, error: BaseException) -> PostgresUnavailable:

@@ -175,6 +175,19 @@ async def test_a_connection_to_pgbouncer_does_not_tell_that_postgres_lived_on(bo
         await link.close()
 
 
+async def test_plans_do_not_depend_on_what_the_database_has_set(bouncer: str, database: str) -> None:
+    """With a million jobs waiting Postgres compiled each read."""
+    chosen = {"jit": "off", "enable_nestloop": "on", "enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
+    async with connected(database) as connection:
+        name = await connection.fetchval("SELECT current_database()")
+        for setting, other in {"jit": "on", "enable_nestloop": "off"}.items():
+            await connection.execute(f'ALTER DATABASE "{name}" SET {setting} = {other}')
+    await reachable(bouncer)
+    link = Link(PostgresSettings(dsn=bouncer, pgbouncer=True))
+    assert {setting: (await link.fetch(f"SHOW {setting}"))[0][0] for setting in chosen} == chosen
+    await link.close()
+
+
 async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
     """Several persons at once: what a driver does in two trips may meet two server connections."""
     await reachable(bouncer)
