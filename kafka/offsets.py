@@ -104,7 +104,9 @@ class OffsetStore:
     async def find_reset(self) -> list[TopicPartition]:
         """The partitions whose stored offsets may be others since they were loaded: reset by a person, or by a failover
         that has lost commits. Raises `PostgresUnavailable`."""
-        rows = await self._link.fetch(self._resets_sql)
+        known = list(self._resets)
+        partitions = "{" + ",".join(str(tp.partition) for tp in known) + "}"
+        rows = await self._link.fetch(self._resets_sql, [tp.topic for tp in known], partitions)
         timeline: str = rows[0]["timeline"]
         found = {_partition_of(row): row["resets"] for row in rows if row["topic"]}
         reset = {tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets}

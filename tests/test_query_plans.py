@@ -523,15 +523,15 @@ async def test_what_is_written_all_the_time_is_found_without_stepping_over_all_f
     read = load_sql("sidings.executor", "read")
     fence = re.search(r"SELECT e\.fence FROM sidings\.executor e\s.*?LIMIT 1", read, re.DOTALL)
     assert fence is not None
-    arrays = "ARRAY['t'], ARRAY[3], ARRAY[{0} - 1]::bigint[], ARRAY[{0}]::bigint[], ARRAY[0]::bigint[], ARRAY[0]"
+    arrays = "ARRAY['t'], ARRAY[3], ARRAY[{0} - 1]::bigint[], ARRAY[{0}]::bigint[], ARRAY[1]::bigint[], ARRAY[0]"
     cycle = f"SELECT sidings.begin_cycle('{me}', {{0}}, 0, '{{{{}}}}', NULL)"
     batch = f"SELECT sidings.advance_offsets({arrays})"
     takeover = f"SELECT sidings.acquire(gen_random_uuid(), ARRAY{ORIGINS}, 1, interval '1 second', true)"
     async with connected(database) as long, as_the_executor(database) as executor:
         await executor.execute("INSERT INTO sidings.executor (id) VALUES ($1)", me)
         await executor.execute(
-            """INSERT INTO sidings.consumer_offset (topic, partition, next_offset)
-               SELECT 't', n, 0 FROM generate_series(0, 5) n"""
+            """INSERT INTO sidings.consumer_offset (topic, partition, next_offset, resets)
+               SELECT 't', n, 0, 1 FROM generate_series(0, 5) n"""
         )
         await executor.execute(
             """INSERT INTO sidings.origin (origin, owner, epoch, lease_until)
@@ -543,8 +543,15 @@ async def test_what_is_written_all_the_time_is_found_without_stepping_over_all_f
             loop = "DO $$ BEGIN FOR n IN 1..10000 LOOP {}; {}; COMMIT; END LOOP; END $$"
             await executor.execute(loop.format(*(q.format("n").replace("SELECT", "PERFORM") for q in (cycle, batch))))
             look = fence[0].replace("$15", f"'{me}'")
+            resets = load_sql("sidings.kafka", "load_resets").replace("$1", "'{t,t}'").replace("$2", "'{2,3}'")
             # They were 120 and more, and in a takeover 120 twice for each origin.
-            for query, most in ((cycle.format(10_001), 60), (batch.format(10_001), 60), (look, 60), (takeover, 1_500)):
+            for query, most in (
+                (cycle.format(10_001), 60),
+                (batch.format(10_001), 60),
+                (look, 60),
+                (resets, 60),
+                (takeover, 1_500),
+            ):
                 text = await executor.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}")
                 plan = json.loads(text)[0]["Plan"]
                 assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < most, query

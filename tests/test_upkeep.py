@@ -181,6 +181,25 @@ async def test_a_job_that_is_put_off_again_and_again_hides_none_that_waits_behin
     await link.close()
 
 
+async def test_nor_do_ten_thousand_that_are_put_off(database: str):
+    """Each look passes over so many, and the next one goes on behind them."""
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
+    scheduler.add_origin(ORIGIN, 1)
+    upkeep = an_upkeep(link, scheduler)
+    await fetch(
+        database,
+        """INSERT INTO sidings.job (type, origin, "group", attempt, position, run_at)
+           SELECT 'x', $1, 'g' || n, 2, n, clock_timestamp() + interval '1 minute' FROM generate_series(1, 15000) n""",
+        ORIGIN,
+    )
+    await a_job(database, position="20000", enqueued_at="clock_timestamp() - interval '30 minutes'")
+    scheduler.origins[ORIGIN].high = 20_000
+    await upkeep._look_at_ages()
+    await upkeep._look_at_ages()
+    assert upkeep.oldest[ORIGIN] >= 1_800
+    await link.close()
+
+
 async def test_jobs_of_an_unknown_type_are_counted_as_long_as_they_are_here(database: str):
     """They were counted for ever, and once more whenever they were read anew: the alert outlived what it asks for."""
     exposed = CollectorRegistry()

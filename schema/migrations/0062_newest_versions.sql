@@ -15,6 +15,8 @@ CREATE INDEX executor_newest ON sidings.executor (uuid_send(id), era);
 ALTER TABLE sidings.consumer_offset ADD COLUMN era integer NOT NULL DEFAULT (0 * random())::integer;
 ALTER TABLE sidings.consumer_offset ALTER COLUMN era SET DEFAULT 0;
 CREATE INDEX consumer_offset_newest ON sidings.consumer_offset ((topic || ''), partition, era);
+DROP INDEX sidings.consumer_offset_resets;   -- those of partitions that were ever reset: looked at every second
+CREATE INDEX consumer_offset_resets ON sidings.consumer_offset ((topic || ''), partition, era) WHERE resets > 0;
 
 -- Lock an executor's row, which waits for a cycle that is at work; returns where the row is then. Until the end of the
 -- transaction it can be looked up there. null: there is no such row.
