@@ -18,6 +18,7 @@ __all__ = [
     "may_have_keys",
     "may_hold_floats",
     "runs_again",
+    "wants_the_future",
 ]
 
 Leaving = Callable[[object], bool]  # a field's exclude_if
@@ -150,6 +151,12 @@ def runs_again(schema: object) -> bool:
             return any(way not in (None, "never") for way in ways)
         case _:
             return True
+
+
+def wants_the_future(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may be none later, since it holds a time that must not have
+    come yet. What must be past stays so."""
+    return any(part.get("now_op") == "future" for part in parts_of(schema))
 
 
 def _takes_more(part: Schema) -> bool:

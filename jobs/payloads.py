@@ -20,6 +20,7 @@ from .doubts import (
     may_have_keys,
     may_hold_floats,
     runs_again,
+    wants_the_future,
 )
 from .job import P
 from .kinds import ROOT, fields_in_doubt, other_kind
@@ -80,6 +81,12 @@ class Payloads(Generic[P]):
     def __init__(self, type_name: str, model: Any) -> None:
         self._type_name = type_name
         self._adapter: TypeAdapter[P] = adapter_of(model, type_name, "payload")
+        if wants_the_future(self._adapter.core_schema):
+            raise ConfigurationError(
+                f"{type_name}: payload={model!r}: a FutureDatetime or FutureDate is validated again when the job runs, "
+                "which is held if the time has come meanwhile: declare an AwareDatetime or a date, and look at the "
+                "clock before you enqueue"
+            )
         # As `validate_json`, `validate_python` and `dump_json`, in less time.
         self._parse = self._adapter.validator.validate_json
         self._validate = self._adapter.validator.validate_python

@@ -6,6 +6,8 @@ import logging
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial, wraps
 from secrets import token_hex
 from traceback import format_exception
@@ -14,7 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel
+from pydantic import BaseModel, FutureDate, FutureDatetime, PastDatetime
 from sidings import (
     Admin,
     ConfigurationError,
@@ -340,6 +342,27 @@ def test_a_type_variable_is_no_model(declare, text):
     """To pydantic it is `Any`: the handler got a dict, or with a bound `enqueue` raised an AttributeError."""
     with pytest.raises(ConfigurationError, match=text):
         declare(a_declaration())
+
+
+class Departure(BaseModel):
+    at: list[FutureDatetime | None]
+
+
+@dataclass
+class Holiday:
+    begins: FutureDate
+
+
+@pytest.mark.parametrize("payload", [Departure, Holiday, FutureDatetime, dict[str, Departure]])
+def test_a_payload_that_is_none_any_more_when_its_time_has_come_is_refused(payload: Any):
+    """It is validated again when its job runs. The job was held for good, though `drain` had let it pass."""
+    with pytest.raises(ConfigurationError, match=r"a_job: payload=.* is held if the time has come .*AwareDatetime"):
+        Registry().job(payload=payload)(a_job)
+
+
+def test_a_time_that_has_to_be_past_stays_so():
+    past = Registry().job(payload=PastDatetime)(a_job)
+    assert past.dump(datetime(2020, 1, 1, tzinfo=UTC)) == '"2020-01-01T00:00:00Z"'
 
 
 def test_a_handler_of_any_model_can_be_declared_with_one():
