@@ -32,6 +32,7 @@ _LEAVE_SECONDS = 10.0
 _END_SECONDS = 5.0  # for the consumer, once it has been cancelled
 _HURRY_SECONDS = 0.1
 _IDLE_SECONDS = 30.0  # a consumer of the author's own has joined its group by then
+_HANDLES_NOTHING = ", and handles nothing: it has no job type, consumer or directory"
 
 
 class Life:
@@ -128,7 +129,7 @@ class Life:
             if not self.running:
                 self._supervisor.stopping = True  # its executor does not start any more
                 await self._take_metrics_back()
-        log.info("the service %r runs", name)
+        log.info("the service %r runs%s", name, "" if self._subscriptions.declared else _HANDLES_NOTHING)
 
     async def _take_metrics_back(self) -> None:
         """Also of the parts that the start has not come to: they would stand beside those of the next service of this

@@ -1,8 +1,10 @@
 """The service as its author sees it: what is declared, what it offers while it runs, and how it is run."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -611,8 +613,30 @@ class Service:
             loop.call_soon_threadsafe(self._stop.set)
 
     async def __aenter__(self) -> Self:
+        self._refuse_copy()
         await self._life.start()
         return self
+
+    def _refuse_copy(self) -> None:
+        """Where its own modules import the program, Python runs that once more, under its name, and they declare their
+        handlers on the service of this copy, which nobody starts. Raises `ConfigurationError`."""
+        main = sys.modules["__main__"]
+        file = getattr(main, "__file__", None)
+        variable = next((name for name, value in vars(main).items() if value is self), None)
+        if file is None or variable is None:
+            return
+        for name, module in list(sys.modules.items()):
+            if module is main or name.rpartition(".")[2] != Path(file).stem or getattr(module, "__file__", "") != file:
+                continue
+            if not isinstance(copy := getattr(module, variable, None), Service):
+                continue
+            mine = self._subscriptions.declared
+            if lost := [each for each in copy._subscriptions.declared if each not in mine]:
+                raise ConfigurationError(
+                    f"the handlers of {', '.join(lost)} are on a copy of the service {self.name!r}, as its module was "
+                    f"imported twice, as __main__ and as {name}: make the service in a module of its own, from which "
+                    "the program and its handlers import it"
+                )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -5,6 +5,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..jobs import Registry
 from ..kafka import Directory, StatelessSubscription, Subscription
+from ..kafka.subscription import MESSAGE_PREFIX
 
 __all__ = ["Subscriptions"]
 
@@ -29,6 +30,12 @@ class Subscriptions:
     def topics(self) -> list[str]:
         """All topics that have a handler."""
         return [*self.stored, *self.stateless]
+
+    @property
+    def declared(self) -> list[str]:
+        """The job types, and the topics of consumers and directories."""
+        types = [job_type.name.removeprefix(MESSAGE_PREFIX) for job_type in self._registry]  # one for each stored topic
+        return [*types, *self.stateless, *self.directories]
 
     def close(self) -> None:
         """The service starts: what is declared from now on would be heard of by nobody."""
