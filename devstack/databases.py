@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-__all__ = ["create_database", "drop_database", "ensure_template"]
+__all__ = ["create_database", "database_dsn", "drop_database", "ensure_template"]
 
 SERVER_SECONDS = 60
 SCHEMA_FOLDER = Path(__file__).resolve().parents[1] / "schema"
@@ -19,7 +19,14 @@ async def create_database(admin_dsn: str, name: str, *, template: str | None = N
     async with connected(admin_dsn) as admin:
         copied = f' TEMPLATE "{template}"' if template else ""
         await admin.execute(f'CREATE DATABASE "{name}"{copied}')
-    return urlunsplit(urlsplit(admin_dsn)._replace(path=f"/{name}"))
+    return database_dsn(admin_dsn, name)
+
+
+def database_dsn(admin_dsn: str, name: str) -> str:
+    """The DSN of another database of the same server."""
+    parts = urlsplit(admin_dsn)
+    # Not all at once: without a host, as with a Unix socket, that leaves the // out.
+    return f"{parts.scheme}://{parts.netloc}{urlunsplit(parts._replace(scheme='', netloc='', path=f'/{name}'))}"
 
 
 async def drop_database(admin_dsn: str, dsn: str) -> None:

@@ -38,7 +38,7 @@ from sidings.devstack import (
 )
 from sidings.devstack.accounts import reachable, server_account
 from sidings.devstack.broker import Broker, answers
-from sidings.devstack.databases import create_database, drop_database
+from sidings.devstack.databases import create_database, database_dsn, drop_database
 from sidings.devstack.locations import PORTS, free_ports
 from sidings.devstack.prepared import prepare
 from sidings.devstack.process import BOOT, ServerProcess, gone, wait_until
@@ -1245,6 +1245,19 @@ async def test_database_has_the_schema_and_empty_database_has_nothing(database: 
         found.append(await connection.fetchval("SELECT to_regclass('sidings.job') IS NOT NULL"))
         await connection.close()
     assert found == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("server", "dsn"),
+    [
+        ("postgresql:///postgres", "postgresql:///fresh"),
+        ("postgresql://?host=/var/run/postgresql", "postgresql:///fresh?host=/var/run/postgresql"),
+        ("postgresql://me:a@db:5433/postgres?sslmode=require", "postgresql://me:a@db:5433/fresh?sslmode=require"),
+    ],
+)
+def test_a_database_of_a_server_without_a_host_has_a_dsn(server: str, dsn: str):
+    """Of a Unix socket, it was `postgresql:/fresh`, which nothing takes."""
+    assert database_dsn(server, "fresh") == dsn
 
 
 async def test_a_database_is_dropped_whoever_is_connected(sidings_postgres: str):
