@@ -223,7 +223,8 @@ class Registry:
         return job_type
 
     def include(self, other: "Registry") -> None:
-        """Take over the types of `other`, also those that it declares or includes later.
+        """Take over the types of `other`, also those that it declares or includes later; no middleware, which a
+        service's own registry has.
 
         From now on they enqueue into this registry's schema. So a registry serves one service of a process at a time:
         another service, with another schema, that has included it before does not start any more.

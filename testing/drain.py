@@ -103,7 +103,7 @@ async def drain(
     Args:
         database: A service that does not run, whose `transaction` and `origin_for` work in its handlers meanwhile; or a
             DSN.
-        registry: Of the handlers, together with a DSN.
+        registry: Of the handlers, together with a DSN. A service's own, ``service.registry``, has its middleware.
         until: Seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or
             retry, as long as that lies within. ``math.inf``: until nothing waits any more, but what is due in a
             thousand years or never.

@@ -834,12 +834,27 @@ async def test_the_examples_of_the_guide_pass(database: str, heading: str):
         await test(**{name: fixtures[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]})
 
 
+WRAPPED = """
+called = []
+
+
+@service.middleware
+async def note(call, call_next):
+    called.append(call.name)
+    await call_next()
+
+
+async def test_the_middleware_of_the_service_is_that_of_the_tests(tracker):
+    await test_an_announcement_is_published(tracker)
+    assert set(called) == {"announce"}
+"""
+
+
 async def test_the_examples_of_the_guide_pass_as_one_file(tmp_path: Path, sidings_postgres: str):
     """Also that of "A service of a module", which has a fixture of its own."""
     text = (DOCS / "testing.md").read_text()
-    (tmp_path / "test_guide.py").write_text(
-        "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    )
+    examples = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "test_guide.py").write_text("\n".join([*examples, WRAPPED]))
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["sidings.devstack.fixtures"]\n')
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     process = await asyncio.create_subprocess_exec(
@@ -850,7 +865,7 @@ async def test_the_examples_of_the_guide_pass_as_one_file(tmp_path: Path, siding
         stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await process.communicate()
-    assert "8 passed" in said.decode(), said.decode()
+    assert "9 passed" in said.decode(), said.decode()
 
 
 async def test_policies_and_batches_are_drained_as_an_executor_runs_them(database: str):
