@@ -534,6 +534,17 @@ async def test_the_topic_of_a_table_that_was_dropped_is_free(directory: asyncpg.
     await directory.execute("SELECT sidings.directory_table('thing', 'terminals', '{k}')")
 
 
+async def test_after_a_change_of_the_keys_texts_the_topic_has_those_alone_that_the_table_has(db: asyncpg.Connection):
+    """In the topic of before, the former key stayed for ever: services went on finding a row that was switched off."""
+    await db.execute(block(PAGE, "Quickstart", "sql"))
+    await insert(db, ("007", "a"), ("8", "b"))
+    await db.execute(block(PAGE, "Changing the table", "sql"))
+    await db.execute("UPDATE terminal_acquirer SET is_active = false WHERE terminal_id = 7")
+    its_topic = await db.fetchval("SELECT topic FROM sidings.directory")
+    await db.execute("DELETE FROM sidings.outbox WHERE topic <> $1", its_topic)
+    assert {key for key, row in dict(await sent(db)).items() if row is not None} == {"8"}
+
+
 async def test_a_table_that_is_no_directory_any_more_publishes_and_refuses_nothing(directory: asyncpg.Connection):
     await insert(directory, ("t1", "a"))
     await sent(directory)

@@ -55,6 +55,7 @@ RUN_BY = {
     "docs/directory-tables.md": {
         "The table": "test_directory_tables.py",
         "Quickstart": "test_directory_tables.py",
+        "Changing the table": "test_directory_tables.py",
         "Bulk loads": HERE,
         "Rights": "test_directory_tables.py",
     },
