@@ -64,12 +64,16 @@ class Seen:
 
 
 class SeenUpkeep:
-    """Makes the tables of the days to come, and drops those that are older than `keep_days`."""
+    """Makes the tables of the days to come, and drops those that are older than `keep_days`.
 
-    def __init__(self, settings: PostgresSettings, keep_days: int) -> None:
+    asked: whether a consumer here has `dedup`. Else those of before are dropped, where none has it any more.
+    """
+
+    def __init__(self, settings: PostgresSettings, keep_days: int, *, asked: bool = True) -> None:
         self._link = Link(settings)
         self._keep_days = keep_days
-        self._sql = load_sql(__package__, "maintain_seen", settings.schema_name)
+        self._asked = asked
+        self._sql = load_sql(__package__, "maintain_seen" if asked else "drop_seen", settings.schema_name)
         self._overdue_sql = load_sql(__package__, "overdue_seen", settings.schema_name)
 
     async def run(self) -> None:
@@ -77,10 +81,11 @@ class SeenUpkeep:
         while True:
             try:
                 await self._link.fetch(self._sql, self._keep_days, datetime.now(UTC).date())
-                overdue = await self._look()
+                overdue = self._asked and await self._look()
                 seconds = _OVERDUE_SECONDS - time.time() % _OVERDUE_SECONDS if overdue else _MAINTAIN_SECONDS
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("the days of message ids could not be maintained, trying again: %s", told(error))
+                if self._asked or not isinstance(error, PostgresUnavailable):  # of which the others tell
+                    log.warning("the days of message ids could not be maintained, trying again: %s", told(error))
                 seconds = _AGAIN_SECONDS
             finally:
                 await self._link.close()

@@ -80,8 +80,8 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
         spawn(self._lag.run())
         spawn(ResetWatch(self.partitions, offsets, self._roof.displace).run())
         spawn(TopicIdWatch(client, self.partitions, offsets.topic_id, self._roof.displace).run())
-        if any(subscription.dedup for subscription in self.subscriptions.values()):
-            spawn(SeenUpkeep(postgres, settings.dedup_days).run())
+        asked = any(subscription.dedup for subscription in self.subscriptions.values())
+        spawn(SeenUpkeep(postgres, settings.dedup_days, asked=asked).run())
         if self.backlog is not None:
             spawn(self.backlog.run())
 

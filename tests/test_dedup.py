@@ -466,6 +466,17 @@ async def test_days_are_made_ahead_and_old_ones_dropped_while_a_consumer_runs(ef
         await eventually(maintained)
 
 
+async def test_the_ids_of_before_are_dropped_once_no_consumer_asks_for_them(effects, topic, sidings_kafka):
+    """With the last `dedup=` the upkeep had gone: they stayed for ever."""
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "dedup_days": 3})
+    service.consumer(await topic(), model=Number)(record)
+    for ago in (4, 5, 6, 9):
+        await value(effects, "SELECT sidings.make_seen_day((now() AT TIME ZONE 'UTC')::date - $1::int)", ago)
+    days = "SELECT count(*) = 0 FROM pg_inherits WHERE inhparent = 'sidings.message_seen'::regclass"
+    async with service:
+        await eventually(lambda: value(effects, days))
+
+
 async def test_a_role_that_owns_no_tables_can_tell_repeats(effects, topic, sidings_kafka):
     """Only the owner can make the table of a day, and nobody has made that of today yet: each message failed."""
     name = await topic()

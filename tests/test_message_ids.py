@@ -183,6 +183,23 @@ async def test_in_the_first_hour_of_a_day_the_tables_are_there_that_messages_nee
         assert await days(database) == made
 
 
+@pytest.mark.parametrize(("made", "left"), [([8], []), ([9, 12, 30], []), ([7, 8, 30], [7, 8, 30]), ([-2, 9], [-2, 9])])
+async def test_days_that_some_instance_may_need_are_left_to_it(database, monkeypatch, made, left):
+    """One that asks for no ids may have a shorter `dedup_days` than another one that does."""
+
+    async def nap(seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("sidings.kafka.seen.asyncio.sleep", nap)
+    today = datetime.now(UTC).date()
+    async with connected(database) as connection:
+        for ago in made:
+            await connection.execute("SELECT sidings.make_seen_day($1::date)", today - timedelta(days=ago))
+    with pytest.raises(asyncio.CancelledError):
+        await SeenUpkeep(PostgresSettings(dsn=database), 7, asked=False).run()
+    assert await days(database) == sorted(f"message_seen_{today - timedelta(days=ago):%Y%m%d}" for ago in left)
+
+
 async def test_overdue_days_are_waited_for_longer_and_all_go_once_their_users_have_ended(database):
     """Of consumers with slow handlers one or another always had a transaction open for longer than was waited."""
     today = datetime.now(UTC).date()
