@@ -1,6 +1,7 @@
 """What a read has brought, on its way into the scheduler: late rows, refills and forward rows."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import asyncpg
 
@@ -43,23 +44,24 @@ class Delivery:
         return {self._plan.origins[ref - 1][0] for ref in left}, largest
 
     def _take_late(self, rows: list[asyncpg.Record], left: list[asyncpg.Record]) -> None:
+        if not rows and not left:
+            return
         crowds = {ref for ref, count in Counter(row[1] for row in rows).items() if count >= self._plan.most_late}
         found = [self._live(ref) for ref in crowds.union(row[1] for row in left)]
         if again := [queue for queue in found if queue is not None]:
             self._scheduler.forget_waiting(*again)  # a read from 0 finds them page by page, in order
-        for row in rows:
-            if (queue := self._live(row[1])) is not None:
-                self._metrics.late_rows.inc()
-                entry = _entry(row, queue, self._skew)
-                queue.first = min(queue.first, entry.position)
-                self._scheduler.insert(entry, self._time)
+        entries = _entries(rows, self._queues(), self._skew)
+        for entry in entries:
+            entry.origin.first = min(entry.origin.first, entry.position)
+        self._metrics.late_rows.inc(len(entries))
+        self._scheduler.insert_all(entries, self._time)
 
     def _refill(self, rows: list[asyncpg.Record], left: dict[int, asyncpg.Record]) -> None:
         scheduler, plan, skew, time = self._scheduler, self._plan, self._skew, self._time
         refills: dict[int, list[Entry]] = {}
-        for row in rows:
-            ref: int = row[1]
-            refills.setdefault(ref, []).append(_entry(row, plan.lanes[ref - 1][0].origin, skew))
+        queues = [None, *(lane.origin for lane, _, _ in plan.lanes)]
+        for row, entry in zip(rows, _entries(rows, queues, skew), strict=True):
+            refills.setdefault(row[1], []).append(entry)
         for ref, (lane, version, upto) in enumerate(plan.lanes, start=1):
             if lane.version == version and scheduler.origins.get(lane.origin.name) is lane.origin:
                 entries = refills.get(ref, [])
@@ -74,30 +76,29 @@ class Delivery:
             return None
         return queue
 
+    def _queues(self) -> list[OriginQueue | None]:
+        """The live ones by their numbers; there is none of the number 0."""
+        return [None, *(self._live(ref) for ref in range(1, len(self._plan.origins) + 1))]
+
     def _forward(
         self, rows: list[asyncpg.Record], scanned: list[asyncpg.Record], left: dict[int, asyncpg.Record], drawn: int
     ) -> None:
-        plan, skew, time = self._plan, self._skew, self._time
-        counts = [0] * (len(plan.origins) + 1)
-        highs = counts.copy()
-        live = [None if ref == 0 else self._live(ref) for ref in range(len(counts))]
-        insert = self._scheduler.insert
-        for row in rows:
-            ref: int = row[1]
-            counts[ref] += 1
-            if (queue := live[ref]) is not None:
-                entry = _entry(row, queue, skew)
-                insert(entry, time)
-                if entry.position > highs[ref]:
-                    highs[ref] = entry.position
+        live = self._queues()
+        counts = dict.fromkeys(live, 0)
+        entries = _entries(rows, live, self._skew)
+        self._scheduler.insert_all(entries, self._time)
+        for entry in entries:
+            queue = entry.origin
+            counts[queue] += 1
+            if entry.position > queue.high:
+                queue.high = entry.position
         self._scheduler.memory.passed(len(row[10] or "") + len(row[11] or "") for row in rows)
         tops = {row[1]: row[5] for row in scanned}
-        for ref, page in enumerate(plan.pages, start=1):
+        for ref, page in enumerate(self._plan.pages, start=1):
             queue = live[ref]
             if queue is None or not page:
                 continue
-            queue.backlogged = counts[ref] >= page or ref in left
-            queue.high = max(queue.high, highs[ref])
+            queue.backlogged = counts[queue] >= page or ref in left
             if queue.backlogged:
                 continue
             # Past rows that are not committed yet, or each read would step over them. What had been drawn when the read
@@ -119,29 +120,32 @@ def _before(
     return [row for row in rows if row[1] not in first or row[5] < first[row[1]][5]], first
 
 
-def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
-    entry = Entry.__new__(Entry)  # its `__init__` takes as long again, and there is one for each job
-    (
-        _,
-        _,
-        entry.id,
-        entry.type,
-        entry.group,
-        entry.position,
-        numbers,
-        run_at,
-        entry.enqueued,
-        first,
-        entry.headers,
-        entry.payload,
-    ) = row
-    if numbers is None:
-        entry.attempt = 1
-        entry.failures = entry.losses = entry.priority = entry.policy = 0
-    else:
-        entry.attempt, entry.failures, entry.losses, entry.priority, entry.policy = numbers
-    entry.origin = queue
-    entry.due = None if run_at is None else run_at - skew
-    entry.first_started = None if first is None else first - skew
-    entry.lane = None
-    return entry
+def _entries(rows: list[asyncpg.Record], queues: Sequence[OriginQueue | None], skew: float) -> list[Entry]:
+    """The jobs of these rows. queues: by the second number of a row, none where its jobs do not count. All in one loop,
+    and without `__init__`, which takes as long again: it is gone through for each job."""
+    entries: list[Entry] = []
+    new, append = Entry.__new__, entries.append
+    ref: int
+    for _, ref, id, type, group, position, numbers, run_at, enqueued, first, headers, payload in rows:
+        queue = queues[ref]
+        if queue is None:
+            continue
+        entry = new(Entry)
+        entry.id = id
+        entry.type = type
+        entry.group = group
+        entry.position = position
+        if numbers is None:
+            entry.attempt = 1
+            entry.failures = entry.losses = entry.priority = entry.policy = 0
+        else:
+            entry.attempt, entry.failures, entry.losses, entry.priority, entry.policy = numbers
+        entry.origin = queue
+        entry.due = None if run_at is None else run_at - skew
+        entry.enqueued = enqueued
+        entry.first_started = None if first is None else first - skew
+        entry.headers = headers
+        entry.payload = payload
+        entry.lane = None
+        append(entry)
+    return entries

@@ -76,6 +76,15 @@ class ReadyQueue:
             self._turns[level.priority].append(level)
         self.count += 1
 
+    def line(self, priority: int, type: str) -> deque[Entry | Lane]:
+        """Where first attempts of a priority and type stand, which has its turn from now on. Who adds something raises
+        `count`."""
+        level = self._level((priority, type))
+        if not level.listed:
+            level.listed = True
+            self._turns[priority].append(level)
+        return level.first
+
     def take(self, shares: Mapping[str, int]) -> Iterator[Entry | Lane]:
         """Take out one after the other, for as long as they are asked for. shares: of these types no more is wanted
         when nothing is left of it."""

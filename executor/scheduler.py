@@ -26,6 +26,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 
 import logging
 import shlex
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from math import inf
@@ -187,40 +188,57 @@ class Scheduler:
 
     def insert(self, entry: Entry, now: float) -> None:
         """Take in a row that a read has delivered. Rows that are known, over, or left to a refill are ignored."""
-        known = self.memory.jobs.get(entry.id)
-        if known is not None:
-            if known in known.origin.running:
-                if entry.attempt > known.attempt:
-                    self._early[entry.id] = entry
-                return
-            if known.position == entry.position:
-                return
-            self._discard_waiting(known)  # it was given a new place
-            if known.lane is not None:
-                self._go_on(known.lane, now)
-        if self._ended and entry.attempt <= self._ended.get(entry.id, 0):
-            return
-        if entry.group is None or entry.policy == _PARALLEL:
-            self._insert_single(entry, now)
-        else:
-            self._insert_grouped(entry, now)
+        self.insert_all([entry], now)
 
-    def _insert_single(self, entry: Entry, now: float) -> None:
-        if entry.type not in self._types and not self.knows_type(entry.type):
-            self._meet_unknown(entry)
-            return
-        if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
-            return
-        memory = self.memory
-        memory.jobs[entry.id] = entry  # without a call: this is done for each job
-        if entry.payload is not None:
-            memory.payload += len(entry.payload)
-        if entry.headers is not None:
-            memory.payload += len(entry.headers)
-        if entry.due is not None and entry.due > now:
-            self._ready.delay(entry, entry.due)
-        else:
-            self._ready.push(entry, entry)
+    def insert_all(self, entries: Iterable[Entry], now: float) -> None:
+        """`insert`, for many: what is done for each job of no group is done without a call."""
+        jobs, ready, ended, size, count = self.memory.jobs, self._ready, self._ended, 0, 0
+        paused = self.pauses is not NOTHING_PAUSED
+        type: str | None = None  # of the one before, and where its first attempts of priority 0 stand
+        line: deque[Entry | Lane] = deque()
+        for entry in entries:
+            id = entry.id
+            if id in jobs and not self._displaces(entry, jobs[id], now):
+                continue
+            if id in ended and entry.attempt <= ended[id]:
+                continue
+            if entry.group is not None and entry.policy != _PARALLEL:
+                self._insert_grouped(entry, now)
+                continue
+            if entry.type != type:
+                if not self.knows_type(entry.type):
+                    self._meet_unknown(entry)
+                    continue
+                type, line = entry.type, ready.line(0, entry.type)
+            if paused and self.withholds(entry.type, entry.origin.name, entry.group):
+                continue
+            jobs[id] = entry
+            if entry.payload is not None:
+                size += len(entry.payload)
+            if entry.headers is not None:
+                size += len(entry.headers)
+            if entry.due is not None and entry.due > now:
+                ready.delay(entry, entry.due)
+            elif entry.attempt != 1 or entry.priority:
+                ready.push(entry, entry)
+            else:
+                line.append(entry)
+                count += 1
+        self.memory.payload += size
+        ready.count += count
+
+    def _displaces(self, entry: Entry, known: Entry, now: float) -> bool:
+        """Whether a job that is known is to be taken in once more: it has been given a new place."""
+        if known in known.origin.running:
+            if entry.attempt > known.attempt:
+                self._early[entry.id] = entry
+            return False
+        if known.position == entry.position:
+            return False
+        self._discard_waiting(known)
+        if known.lane is not None:
+            self._go_on(known.lane, now)
+        return True
 
     def _insert_grouped(self, entry: Entry, now: float) -> None:
         lanes = entry.origin.lanes
@@ -277,18 +295,14 @@ class Scheduler:
         """These before all others that are hungry."""
         self.hungry = dict.fromkeys(lane for lane in lanes if lane in self.hungry) | self.hungry
 
-    def refilled(self, lane: Lane, rows: Iterable[Entry], *, size: int, upto: int, left_out: bool, now: float) -> None:
+    def refilled(self, lane: Lane, rows: Sequence[Entry], *, size: int, upto: int, left_out: bool, now: float) -> None:
         """Apply the refill of a lane: its rows behind `last`, at most `size`, up to the position `upto`.
 
         left_out: rows of the lane above `upto` were kept back by the server in the same read.
         """
         lane.more = False
-        count = 0
-        position = lane.last
-        for entry in rows:
-            count += 1
-            position = max(position, entry.position)
-            self.insert(entry, now)
+        count, position = len(rows), max([lane.last, *(entry.position for entry in rows)])
+        self.insert_all(rows, now)
         if not lane.more:
             if count < size:  # all up to `upto`: for what may stand above, the next read need not leave the lane out
                 lane.skipped = 0

@@ -1164,16 +1164,15 @@ async def test_a_job_that_no_read_has_delivered_is_found_by_the_audit_and_run(
         seen.append(job.id)
 
     async with running(database, registry, audit_seconds=0.1) as executor:
-        real = executor.scheduler.insert
+        real = executor.scheduler.insert_all
         lost: list[int] = []
 
-        def careless(entry: Any, now: float) -> None:
-            if lost:
-                real(entry, now)
-            else:
-                lost.append(entry.id)
+        def careless(entries: list[Any], now: float) -> None:
+            if not lost and entries:
+                lost.append(entries.pop(0).id)
+            real(entries, now)
 
-        monkeypatch.setattr(executor.scheduler, "insert", careless)
+        monkeypatch.setattr(executor.scheduler, "insert_all", careless)
         ids = await enqueue(database, ride, rides(3))
         await eventually(lambda: len(seen) == 3)
         assert lost == ids[:1]

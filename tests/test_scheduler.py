@@ -2,8 +2,9 @@
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -108,6 +109,53 @@ def test_a_row_that_is_delivered_twice_is_taken_in_once():
         assert rig.choose() == []
         rig.scheduler.ended(entry, 0)
     assert rig.in_memory == 0
+
+
+def many(rig: Rig, random: Random, types: Sequence[str]) -> list[Entry]:
+    """Jobs as a read may bring them: nearly all are plain ones, but not quite."""
+    entries: list[Entry] = []
+    for position in range(1, 60):
+        odd: dict[str, Any] = random.choice(
+            (
+                *({},) * 12,
+                {"attempt": 2},
+                {"priority": 1},
+                {"due": 5.0},
+                {"losses": 1},
+                {"policy": Policy.PARALLEL.value},
+            )
+        )
+        group = random.choice((None, None, None, "a", "b"))
+        kind = random.choice(types)
+        payload, headers = random.choice(((None, None), ("x" * position, "y")))
+        entries.append(rig.entry(position, group, type=kind, payload=payload, headers=headers, **odd))
+        if random.random() < 0.1:  # it has been given another place
+            entries.append(rig.entry(100 + position, group, id=position, type=kind))
+    return entries
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_rows_are_taken_in_together_as_they_are_one_by_one(seed: int):
+    rigs = Rig(keep=4), Rig(keep=4)
+    for rig in rigs:
+        rig.queue.high = 1_000
+        rig.scheduler.pause(Pauses(frozenset({"paused"} if seed % 2 else ()), frozenset(), frozenset()))
+        rig.scheduler.reading = True
+        rig.put((7, 8), None)
+        rig.scheduler.all_ended(rig.choose(), 0.0)
+    together, apart = (many(rig, Random(seed), ("x", "y", "paused", "unknown")) for rig in rigs)
+    rigs[0].scheduler.insert_all(together, 0.0)
+    for entry in apart:
+        rigs[1].scheduler.insert(entry, 0.0)
+    for rig in rigs:
+        memory = rig.scheduler.memory
+        assert memory.payload == sum(entry.size for entry in memory.jobs.values())
+    first, second = (rig.scheduler for rig in rigs)
+    assert (first.ready, first.memory.payload, first.unknown) == (second.ready, second.memory.payload, second.unknown)
+    chosen = [rig.choose() for rig in rigs]
+    assert positions(chosen[0]) == positions(chosen[1])
+    again = [entry for entry in chosen[0] if entry.id in (7, 8) and entry.attempt == 1]
+    assert not again, "they have ended while the read was under way"
 
 
 def test_a_row_that_turns_up_late_takes_its_place_by_position():
