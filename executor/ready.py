@@ -104,6 +104,18 @@ class ReadyQueue:
                     self.count -= 1
                     yield item
 
+    def take_alike(self, most: int) -> list[Entry | Lane]:
+        """Take out up to so many at once, if these are first attempts of one type and nothing else stands here: then
+        there are no turns to take."""
+        listed = [level for turns in self._turns.values() for level in turns]
+        if len(listed) != 1 or listed[0].again:
+            return []
+        level = listed[0]
+        level.agains_turn = True
+        taken = [level.first.popleft() for _ in range(min(most, len(level.first)))]
+        self.count -= len(taken)
+        return taken
+
     def new(self) -> int:
         """How much stands here that has not come back, and is of no slow type."""
         count = self.count - self.back

@@ -28,7 +28,7 @@ import logging
 import shlex
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from ..jobs import Policy
@@ -344,7 +344,8 @@ class Scheduler:
         if len(chosen) >= limit:
             return chosen
         shares = self._shares
-        for item in self._ready.take(shares):
+        alike = [] if shares else self._ready.take_alike(limit - len(chosen))
+        for item in chain(alike, self._ready.take(shares)):
             entry = self._take(item, now) if isinstance(item, Lane) else item
             if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
                 continue

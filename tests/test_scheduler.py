@@ -158,6 +158,27 @@ def test_many_rows_are_taken_in_together_as_they_are_one_by_one(seed: int):
     assert not again, "they have ended while the read was under way"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_jobs_run_in_the_same_order_whether_or_not_they_are_taken_out_one_by_one(seed: int):
+    """While any type is slow they are; else all at once, where nothing has to take turns."""
+    rigs, random = (Rig(), Rig()), Random(seed)
+    for rig in rigs:
+        rig.scheduler.insert_all(many(rig, Random(seed), ["x", "y"] if seed % 4 == 0 else ["x"]), 0.0)
+    rigs[1].scheduler.share_out({"slow": 1_000})
+    for late in range(1_000, 1_100):
+        limit, more, attempt = random.randrange(1, 6), random.randrange(5), random.choice((1, 1, 2))
+        chosen = [rig.choose(limit) for rig in rigs]
+        assert positions(chosen[0]) == positions(chosen[1])
+        assert len(chosen[0]) <= limit
+        assert rigs[0].scheduler.ready == rigs[1].scheduler.ready
+        for rig, ran in zip(rigs, chosen, strict=True):
+            for entry in ran:
+                rig.scheduler.ended(entry, 0.0)
+            for position in range(10 * late, 10 * late + more if late < 1_020 else 0):
+                rig.scheduler.insert(rig.entry(position, "a" if position % 3 else None, attempt=attempt), 0.0)
+    assert not rigs[0].scheduler.runnable()
+
+
 def test_a_row_that_turns_up_late_takes_its_place_by_position():
     rig = Rig()
     rig.put([5, 6, 9])
