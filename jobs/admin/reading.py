@@ -1,126 +1,67 @@
 """What administration shows, out of the rows that its statements return."""
 
 import json
+from dataclasses import fields
+from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 
 from ..outcome import OutcomeName
 from .rows import AttemptRow, AuditRow, BlockedGroup, JobCount, JobRow, JobState, OriginRow, PauseRow
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = ["attempt_row", "audit_row", "blocked_group", "job_count", "job_row", "origin_row", "pause_row"]
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def job_row(row: asyncpg.Record, cursor: str = "") -> JobRow:
     """A stored job; of a list, with its cursor there."""
-    return JobRow(
-        id=row["id"],
-        type=row["type"],
-        origin=row["origin"],
-        group=row["group"],
-        state=JobState(row["state"]),
-        priority=row["priority"],
-        attempt=row["attempt"],
-        failures=row["failures"],
-        losses=row["losses"],
-        enqueued_at=row["enqueued_at"],
-        run_at=row["run_at"],
-        position=row["position"],
-        unique_key=row["unique_key"],
-        held=row["held"],
-        error=row["error"],
-        cursor=cursor,
-    )
+    return _made(JobRow, row, state=JobState(row["state"]), cursor=cursor)
 
 
 def job_count(row: asyncpg.Record) -> JobCount:
     """What was not counted by is None."""
-    return JobCount(
-        state=None if row["state"] is None else JobState(row["state"]),
-        type=row["type"],
-        origin=row["origin"],
-        jobs=row["jobs"],
-        oldest=row["oldest"],
-    )
+    return _made(JobCount, row, state=None if row["state"] is None else JobState(row["state"]))
 
 
 def attempt_row(row: asyncpg.Record) -> AttemptRow:
     """A row of the history."""
-    return AttemptRow(
-        job_id=row["job_id"],
-        type=row["type"],
-        origin=row["origin"],
-        group=row["group"],
-        attempt=row["attempt"],
-        outcome=OutcomeName(row["outcome"]),
-        enqueued_at=row["enqueued_at"],
-        due_at=row["due_at"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        executor=row["executor"],
-        epoch=row["epoch"],
-        error_class=row["error_class"],
-        error_message=row["error_message"],
-        correlation_id=row["correlation_id"],
-    )
+    return _made(AttemptRow, row, outcome=OutcomeName(row["outcome"]))
 
 
 def audit_row(row: asyncpg.Record) -> AuditRow:
     """An action; its target and detail come as JSON."""
-    return AuditRow(
-        id=row["id"],
-        at=row["at"],
-        actor=row["actor"],
-        action=row["action"],
-        target=json.loads(row["target"]),
-        reason=row["reason"],
-        detail=json.loads(row["detail"]) if row["detail"] else {},
-    )
+    detail: object = json.loads(row["detail"] or "{}")
+    return _made(AuditRow, row, target=json.loads(row["target"]), detail=detail)
 
 
 def pause_row(row: asyncpg.Record) -> PauseRow:
     """A pause."""
-    return PauseRow(
-        type=row["type"],
-        origin=row["origin"],
-        group=row["group"],
-        paused_by=row["paused_by"],
-        reason=row["reason"],
-        paused_at=row["paused_at"],
-    )
+    return _made(PauseRow, row)
 
 
 def origin_row(row: asyncpg.Record) -> OriginRow:
     """An origin, with its pause."""
-    columns = {name: value for name, value in row.items() if not name.startswith("pause")}
-    return OriginRow(**columns, pause=_pause_of(row, group=None))
+    return _made(OriginRow, row, pause=_pause_of(row, group=None))
 
 
 def blocked_group(row: asyncpg.Record, error: str | None) -> BlockedGroup:
     """A group that waits for its head, with its pause. error: the last of the head's."""
-    return BlockedGroup(
-        origin=row["origin"],
-        group=row["group"],
-        since=row["since"],
-        head=row["head"],
-        type=row["type"],
-        state=JobState(row["state"]),
-        failures=row["failures"],
-        next_at=row["next_at"],
-        error=error,
-        behind=row["behind"],
-        pause=_pause_of(row, group=row["group"]),
-    )
+    pause = _pause_of(row, group=row["group"])
+    return _made(BlockedGroup, row, state=JobState(row["state"]), error=error, pause=pause)
 
 
 def _pause_of(row: asyncpg.Record, *, group: str | None) -> PauseRow | None:
     """That of the origin, or of the group of it, that the row is of."""
     if row["paused_by"] is None:
         return None
-    return PauseRow(
-        type=None,
-        origin=row["origin"],
-        group=group,
-        paused_by=row["paused_by"],
-        reason=row["pause_reason"],
-        paused_at=row["paused_at"],
-    )
+    return _made(PauseRow, row, type=None, group=group, reason=row["pause_reason"])
+
+
+def _made(kind: type[T], row: asyncpg.Record, **instead: object) -> T:
+    """Each field is the column of its name, but those of `instead`."""
+    values = {**row, **instead}
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
