@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigurationError
+from .job import Job
 from .job_type import JobType
 
-__all__ = ["bare", "check_listed", "check_no_method", "why_not_called"]
+__all__ = ["bare", "check_listed", "check_no_method", "model_of", "why_not_called"]
 
 _OBJECTS = ("self", "cls")
 
@@ -56,8 +57,7 @@ def check_listed(
     """A handler whose annotation says that it takes a list, of jobs or messages, needs ``batch=``, and one that takes a
     single one must not have it. batches: whether it may. Raises `ConfigurationError`."""
     try:
-        first = next(iter(inspect.signature(handler).parameters), "")
-        hint = bare(get_type_hints(handler, include_extras=True).get(first))
+        hint = _annotation(handler)
     except Exception:  # noqa: BLE001 - an annotation may be anything; what cannot be resolved says nothing wrong
         return
     one, many = f"{unit.__name__}[X]", f"{unit.__name__.lower()}s"
@@ -71,6 +71,37 @@ def check_listed(
             f"{label}: with batch= the handler takes a list of {many}: annotate its first parameter as list[{one}], or "
             "leave batch= out"
         )
+
+
+def model_of(handler: Callable[..., object], label: str, unit: type, batch: bool, option: str) -> Any:
+    """X of the handler's ``unit[X]`` annotation, or ``list[unit[X]]`` of a batch; any of a mere `Job`. option: that
+    names the model instead. Raises `ConfigurationError`."""
+    one, many = f"{unit.__name__}[YourModel]", f"{unit.__name__.lower()}s"
+    instead = f"give {option}=YourModel"
+    remedy = f"annotate the handler's first parameter as {f'list[{one}]' if batch else one}, or {instead}"
+    if not inspect.signature(handler).parameters:
+        raise ConfigurationError(f"{label}: the handler takes no parameter; {remedy}")
+    try:
+        hint = _annotation(handler)
+    except NameError as error:  # a model defined inside a function, under `from __future__ import annotations`
+        raise ConfigurationError(f"{label}: the annotation cannot be resolved ({error}); {remedy}") from None
+    except TypeError:  # functools.partial, or an object that can be called, has none
+        raise ConfigurationError(f"{label}: {handler!r} has no annotations to look at; {instead}") from None
+    if batch:
+        if get_origin(hint) is not list:
+            raise ConfigurationError(f"{label}: with batch= the handler takes a list of {many}; {remedy}")
+        hint = bare(get_args(hint)[0])
+    if hint is Job is unit:
+        return Any
+    if get_origin(hint) is not unit:
+        raise ConfigurationError(f"{label}: the model of its {many} is unknown; {remedy}")
+    return get_args(hint)[0]
+
+
+def _annotation(handler: Callable[..., object]) -> Any:
+    """That of its first parameter; None without one. It may raise anything, as annotations do."""
+    first = next(iter(inspect.signature(handler).parameters), "")
+    return bare(get_type_hints(handler, include_extras=True).get(first))
 
 
 def _is(hint: Any, unit: type) -> bool:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from ..errors import ConfigurationError, EnqueueError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
 from .enqueue import short
-from .handlers import bare, check_listed, check_no_method, why_not_called
+from .handlers import check_listed, check_no_method, model_of, why_not_called
 from .job import Job, JobId, P
 from .job_type import GroupOf, Handler, JobType, PolicyName
 from .middleware import Middleware
@@ -120,7 +120,7 @@ class Registry:
                 raise ConfigurationError(str(error)) from None
             check_no_method(handler, label, "service.job()")
             check_listed(handler, label, Job, batch)
-            model = _payload_model(handler, label, batch is not None) if payload is None else payload
+            model = model_of(handler, label, Job, batch is not None, "payload") if payload is None else payload
             _check_handler(handler, label)
             return self.add(
                 JobType(
@@ -324,29 +324,3 @@ def _check_ticks(handler: Callable[..., object], label: str) -> None:
         return  # an annotation that cannot be resolved, or looked at, says nothing wrong
     if hints and get_origin(hints[0]) is Job and get_args(hints[0])[0] not in (Tick, Any):
         raise ConfigurationError(f"{label}: the payload of a periodic job is a Tick: annotate its handler: Job[Tick]")
-
-
-def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> Any:
-    """X of the handler's ``Job[X]`` annotation, or ``list[Job[X]]`` of a batch."""
-    parameters = list(inspect.signature(handler).parameters.values())
-    wanted = "list[Job[YourModel]]" if batch else "Job[YourModel]"
-    remedy = f"annotate the handler's parameter as {wanted}, or give payload=YourModel"
-    if not parameters:
-        raise ConfigurationError(f"{label}: the handler takes no parameter; {remedy}")
-    try:
-        hint = bare(get_type_hints(handler, include_extras=True).get(parameters[0].name))
-    except NameError as error:  # a model defined inside a function, under `from __future__ import annotations`
-        raise ConfigurationError(f"{label}: the annotation cannot be resolved ({error}); {remedy}") from None
-    except TypeError:  # functools.partial, or an object that can be called, has none
-        raise ConfigurationError(
-            f"{label}: {handler!r} has no annotations to look at; give payload=YourModel"
-        ) from None
-    if batch:
-        if get_origin(hint) is not list:
-            raise ConfigurationError(f"{label}: with batch= the handler takes a list of jobs; {remedy}")
-        hint = bare(get_args(hint)[0])
-    if hint is Job:
-        return Any
-    if get_origin(hint) is not Job:
-        raise ConfigurationError(f"{label}: the payload's model is unknown; {remedy}")
-    return get_args(hint)[0]

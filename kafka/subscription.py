@@ -4,13 +4,13 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar
 
 from tenacity import stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
-from ..jobs.handlers import bare, check_listed, check_no_method, why_not_called
+from ..jobs.handlers import bare, check_listed, check_no_method, model_of, why_not_called
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from ..jobs.payloads import adapter_of
 from .calling import puts_off, shown, told_of, working_on
@@ -88,7 +88,8 @@ class Subscription(Generic[T]):
         self.job_retry = (isolate and retry) or Retry()  # a stored message is never given up
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder
-        model = _model_of(handler, topic, batch is not None) if model is None and decoder is None else model
+        if model is None and decoder is None:
+            model = model_of(handler, topic, Message, batch is not None, "model")
         self._raw = decoder is None and bare(model) in (bytes, bytes | None)
         adapter = None if self._raw or model is None else adapter_of(model, topic)
         # As `validate_json` and `validate_python`, in less time.
@@ -225,24 +226,3 @@ def _check_dedup(dedup: Dedup, topic: str, timeout: float | None) -> None:
 
 def _message(value: Any, record: Record) -> Message[Any]:
     return Message(value, record.topic, record.partition, record.offset, record.timestamp, record.key, record.headers)
-
-
-def _model_of(handler: Callable[..., object], topic: str, listed: bool) -> Any:
-    """X of the handler's ``Message[X]`` (or ``list[Message[X]]``) annotation."""
-    remedy = (
-        f"annotate the handler's first parameter as {'list[Message[X]]' if listed else 'Message[X]'}, or give model=X"
-    )
-    first = next(iter(inspect.signature(handler).parameters), "")
-    try:
-        hint = bare(get_type_hints(handler, include_extras=True).get(first))
-    except NameError as error:
-        raise ConfigurationError(f"{topic}: the annotation cannot be resolved ({error}); {remedy}") from None
-    except TypeError:  # functools.partial, or an object that can be called, has none
-        raise ConfigurationError(f"{topic}: {handler!r} has no annotations to look at; give model=X") from None
-    if listed:
-        if get_origin(hint) is not list:
-            raise ConfigurationError(f"{topic}: with batch= the handler takes a list of messages; {remedy}")
-        hint = bare(get_args(hint)[0])
-    if get_origin(hint) is not Message:
-        raise ConfigurationError(f"{topic}: the model of its messages is unknown; {remedy}")
-    return get_args(hint)[0]

@@ -618,7 +618,7 @@ def test_a_handler_without_a_payload_annotation_is_refused():
     async def nothing() -> None: ...
 
     for handler in (bare, nothing):
-        with pytest.raises(ConfigurationError, match=r"annotate the handler's parameter as Job\[YourModel\]"):
+        with pytest.raises(ConfigurationError, match=r"annotate the handler's first parameter as Job\[YourModel\]"):
             Registry().job()(handler)
 
 

@@ -380,7 +380,7 @@ def test_partial_functions_are_handlers_and_without_a_model_they_are_refused_wit
 
     service = Service("test", postgres=POSTGRES, kafka=KAFKA, prometheus=CollectorRegistry())
     handler: Any = partial(handle, 1)
-    with pytest.raises(ConfigurationError, match=r"positions: functools.partial\(.* give model=X"):
+    with pytest.raises(ConfigurationError, match=r"positions: functools.partial\(.* give model=YourModel"):
         service.consumer("positions")(handler)
     service.consumer("positions", model=Ride)(handler)
     service.periodic(every=60, name="tick")(partial(takes_a_transaction, tx=cast(Any, None)))
@@ -396,7 +396,7 @@ def test_handlers_may_take_more_that_has_been_given():
     async def stateless(message: Message[Ride], *, carrier: object) -> None: ...
 
     service = Service("test", postgres=POSTGRES, kafka=KAFKA, prometheus=CollectorRegistry())
-    with pytest.raises(ConfigurationError, match=r"positions: functools.partial\(.* give model=X"):
+    with pytest.raises(ConfigurationError, match=r"positions: functools.partial\(.* give model=YourModel"):
         service.consumer("positions")(partial(handle, carrier=1))
     service.consumer("positions", model=Ride)(partial(handle, carrier=1))
     service.consumer("etas")(default)
