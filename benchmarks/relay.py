@@ -31,6 +31,7 @@ from typing import Any
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from prometheus_client import CollectorRegistry
 from sidings.collector import relax_collector
 from sidings.devstack import Endpoints, ensure
 from sidings.devstack.databases import create_database, drop_database, ensure_template
@@ -78,7 +79,9 @@ class _Stage:
     def relay(self) -> tuple[Relay, Outbox]:
         """A relay with default settings."""
         postgres = PostgresSettings(dsn=self.dsn)
-        relay = Relay("benchmark", postgres, KafkaSettings(bootstrap=self.kafka), OutboxSettings(), prometheus=None)
+        relay = Relay(
+            "benchmark", postgres, KafkaSettings(bootstrap=self.kafka), OutboxSettings(), prometheus=CollectorRegistry()
+        )
         return relay, Outbox(postgres, wake=relay.wake)
 
 

@@ -13,7 +13,6 @@ import asyncpg
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..errors import ConfigurationError, PostgresUnavailable
-from ..exposition import show_no_more
 from ..jobs import Registry
 from ..outage import Outage
 from ..schema import load_sql
@@ -57,7 +56,7 @@ class Executor:
         postgres: PostgresSettings,
         settings: ExecutorSettings | None = None,
         *,
-        prometheus: CollectorRegistry | None = REGISTRY,
+        prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
         self.id: UUID = uuid4()  # until it registers
         self.on_replaced: list[Callable[[], None]] = []  # called when another server is the primary
@@ -65,7 +64,6 @@ class Executor:
         self.postgres = postgres
         self.metrics = ExecutorMetrics(service, prometheus, registry)
         self._service = service
-        self._prometheus = prometheus
         self._loop: asyncio.AbstractEventLoop | None = None
         schema = postgres.schema_name
         self._links = {
@@ -253,8 +251,7 @@ class Executor:
                 if self._main is not None:
                     await self._stop(self._main)
             finally:
-                if self._prometheus is not None:
-                    show_no_more(self.metrics, self._prometheus)
+                self.metrics.close()
 
     async def _stop(self, main: asyncio.Task[None]) -> None:
         try:

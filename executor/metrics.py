@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..exposition import show
+from ..exposition import show, show_no_more
 from ..jobs import JobType, Outcome, OutcomeName
 from .queues import Entry
 
@@ -65,10 +65,11 @@ class ExecutorMetrics(Collector):
     """
 
     def __init__(
-        self, service: str, registry: CollectorRegistry | None = REGISTRY, types: Iterable[JobType[Any]] = ()
+        self, service: str, registry: CollectorRegistry = REGISTRY, types: Iterable[JobType[Any]] = ()
     ) -> None:
         self.service = service
         self._types = types
+        self._registry = registry
         self.gauges: Gauges | None = None
         self._outcomes: dict[tuple[str, OutcomeName], int] = {}
         self._run: dict[str, _Durations] = {}
@@ -92,8 +93,11 @@ class ExecutorMetrics(Collector):
         self.unmatched = counter("sidings_unmatched_outcomes", "Outcomes whose job had been changed meanwhile.")
         self.database_errors = counter("sidings_database_errors", "Statements that failed or were not answered.")
         self.late_rows = counter("sidings_late_rows", "Jobs that became visible behind jobs already read.")
-        if registry is not None:
-            show(self, registry)
+        show(self, registry)
+
+    def close(self) -> None:
+        """Take the metrics out of their registry. Safe to call twice."""
+        show_no_more(self, self._registry)
 
     def set_clock_skew(self, seconds: float) -> None:
         """The server's epoch seconds minus the executor's clock."""

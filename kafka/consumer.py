@@ -59,7 +59,7 @@ class Consumer(ConsumerRebalanceListener):
         stateless: Mapping[str, StatelessSubscription[Any]] | None = None,
         dead_letters: DeadLetters | None = None,
         topic_table: Topics | None = None,
-        prometheus: CollectorRegistry | None = REGISTRY,
+        prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
         self.joined = False  # has had an assignment
         self.ending = False

@@ -25,7 +25,7 @@ class ConsumerMetrics(Collector):
     those whose counters are there before anything is counted: Prometheus' ``increase()`` does not see the first count
     of a series that begins with it."""
 
-    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY, topics: Iterable[str] = ()) -> None:
+    def __init__(self, service: str, registry: CollectorRegistry = REGISTRY, topics: Iterable[str] = ()) -> None:
         self.service = service
         self.figures: Callable[[], Iterator[Figures]] | None = None
         self._own = CollectorRegistry()
@@ -57,14 +57,11 @@ class ConsumerMetrics(Collector):
                 self._messages.labels(service, topic, result)
             for each in (self._failures, self._retries, self._conflicts, self._missed):
                 each.labels(service, topic)
-        if registry is not None:
-            show(self, registry)
+        show(self, registry)
 
     def close(self) -> None:
-        """Take the metrics out of their registry."""
-        if self._registry is not None:
-            registry, self._registry = self._registry, None
-            show_no_more(self, registry)
+        """Take the metrics out of their registry. Safe to call twice."""
+        show_no_more(self, self._registry)
 
     def batch(self, topic: str, size: int, seconds: float) -> None:
         """A transaction has committed."""

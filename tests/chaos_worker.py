@@ -39,6 +39,7 @@ def _noted_exit(code: int) -> None:
 
 os._exit = _noted_exit  # before the import: the watchdog takes `os._exit` as the default of a parameter
 
+from prometheus_client import CollectorRegistry  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings, cycles, now  # noqa: E402
 from sidings.jobs import Job, Registry, Retry, Snooze  # noqa: E402
@@ -282,7 +283,7 @@ def executor_of(
             jobs,
             PostgresSettings(dsn=dsn, **(postgres or {})),
             ExecutorSettings(**(executor or {})),
-            prometheus=None,
+            prometheus=CollectorRegistry(),
         )
     )
     return made[0]

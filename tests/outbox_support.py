@@ -16,6 +16,7 @@ from typing import Any, Self
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from prometheus_client import CollectorRegistry
 from sidings.executor import PostgresSettings
 from sidings.kafka import Producer
 from sidings.kafka.outbox import Outbox, OutboxSettings, Relay
@@ -30,7 +31,7 @@ def a_relay(dsn: str, kafka: str | KafkaSettings, **options: Any) -> Relay:
     """A relay that polls fast. `options`: fields of `OutboxSettings`."""
     settings = OutboxSettings(**{**FAST, **options})
     reached = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
-    return Relay("test", PostgresSettings(dsn=dsn), reached, settings, prometheus=None)
+    return Relay("test", PostgresSettings(dsn=dsn), reached, settings, prometheus=CollectorRegistry())
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from aiokafka.errors import (
     ProducerClosed,
     UnknownTopicOrPartitionError,
 )
+from prometheus_client import CollectorRegistry
 from sidings import executor
 from sidings.errors import KafkaUnavailable, PostgresUnavailable
 from sidings.executor import PostgresSettings
@@ -647,7 +648,9 @@ class Node:
             shutdown_seconds=3.0,
         )
         kafka = KafkaSettings(bootstrap=f"{self.number}:1")
-        self.relay = Relay("test", PostgresSettings(dsn="postgresql://x"), kafka, settings, prometheus=None)
+        self.relay = Relay(
+            "test", PostgresSettings(dsn="postgresql://x"), kafka, settings, prometheus=CollectorRegistry()
+        )
         self.tasks.append(self.loop.create_task(self.relay.start()))
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 
+from prometheus_client import CollectorRegistry
 from sidings import ExecutorSettings, Job, PostgresSettings, Registry, Tick
 from sidings.executor import Executor
 
@@ -25,7 +26,7 @@ def a_registry() -> Registry:
 
 async def main(dsn: str, *origins: str) -> None:
     settings = ExecutorSettings(poll_seconds=0.02, lease_seconds=1.0)
-    executor = Executor("test", a_registry(), PostgresSettings(dsn=dsn), settings, prometheus=None)
+    executor = Executor("test", a_registry(), PostgresSettings(dsn=dsn), settings, prometheus=CollectorRegistry())
     await executor.start()
     executor.assign(origins)
     await executor.wait()

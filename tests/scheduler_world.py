@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
+from prometheus_client import CollectorRegistry
 from sidings.executor import cycles, reader, standing
 from sidings.executor.attempts import Finished
 from sidings.executor.cycles import CycleLoop
@@ -374,7 +375,7 @@ class World:
             budget=self.life.budget,
             payload_budget=60,
         )
-        metrics = ExecutorMetrics("test", None)
+        metrics = ExecutorMetrics("test", CollectorRegistry())
         self.handlers = Handlers(self.life.concurrency)
         self.handlers.clock = lambda: self.clock
         self.reader = Reader(

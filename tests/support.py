@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.executor.queues import Lane
@@ -75,7 +76,7 @@ async def eventually(condition: Callable[[], Any], what: object = "", seconds: f
 def an_executor(dsn: str, registry: Registry, *, schema: str = "sidings", service: str = "test", **options: Any):
     """An executor that polls fast, and never ends the process of the test. `options`: fields of `ExecutorSettings`,
     `prometheus` and `pgbouncer`."""
-    prometheus, pgbouncer = options.pop("prometheus", None), options.pop("pgbouncer", False)
+    prometheus, pgbouncer = options.pop("prometheus", None) or CollectorRegistry(), options.pop("pgbouncer", False)
     quick = {"poll_seconds": 0.02, "shutdown_seconds": 2.0, "exit_when_fenced": False}
     settings = ExecutorSettings(**quick | options)
     postgres = PostgresSettings(dsn=dsn, schema_name=schema, pgbouncer=pgbouncer)

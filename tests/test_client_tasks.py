@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.commit import OffsetCommitRequest
+from prometheus_client import CollectorRegistry
 from sidings.errors import KafkaUnavailable
 from sidings.kafka import KafkaSettings
 from sidings.kafka.consumer import Consumer
@@ -161,7 +162,8 @@ async def test_work_of_a_consumer_that_is_cancelled_before_it_begins_leaves_no_w
 
     async def settle() -> None: ...
 
-    consumer = Consumer("test", KafkaSettings(bootstrap="localhost:9092"), {}, [], None, None, prometheus=None)
+    settings, prometheus = KafkaSettings(bootstrap="localhost:9092"), CollectorRegistry()
+    consumer = Consumer("test", settings, {}, [], None, None, prometheus=prometheus)
     async with asyncio.TaskGroup() as consumer._group:
         consumer.spawn(settle())
         consumer.cancel()
@@ -172,7 +174,8 @@ async def test_work_of_a_consumer_that_is_cancelled_before_it_begins_leaves_no_w
 async def test_a_client_that_is_given_up_while_a_message_has_failed_ends_nothing_else(recwarn):
     """Where a handler swallows its cancellation meanwhile, the failed message was to be set aside: in a group of tasks
     that takes no more of them, whose error ended the service. And the rest of the batch was handled first."""
-    consumer = Consumer("test", KafkaSettings(bootstrap="localhost:9092"), {}, [], None, None, prometheus=None)
+    settings, prometheus = KafkaSettings(bootstrap="localhost:9092"), CollectorRegistry()
+    consumer = Consumer("test", settings, {}, [], None, None, prometheus=prometheus)
     consumer.vitals.rebalance_ends()
     partitions: dict[TopicPartition, Partition] = {}
     for number, count in enumerate((1, 2)):

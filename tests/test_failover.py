@@ -129,7 +129,7 @@ class Failover:
     async def executor(self, registry: Registry, origins: list[str], **options: Any) -> AsyncIterator[Executor]:
         postgres = PostgresSettings(dsn=self.proxy.dsn, call_seconds=SECONDS, connect_seconds=SECONDS)
         settings = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 2.0, "lease_seconds": 60.0, **options})
-        executor = Executor("test", registry, postgres, settings, prometheus=None)
+        executor = Executor("test", registry, postgres, settings, prometheus=CollectorRegistry())
         await executor.start()
         try:
             executor.assign(origins, 1)
@@ -691,7 +691,9 @@ async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_exp
         await eventually(lambda: value(failover.new, expired))
         await failover.happen()
         standby = PostgresSettings(dsn=failover.new)
-        fresh = Executor("test", registry, standby, ExecutorSettings(**lease, poll_seconds=0.02), prometheus=None)
+        fresh = Executor(
+            "test", registry, standby, ExecutorSettings(**lease, poll_seconds=0.02), prometheus=CollectorRegistry()
+        )
         await fresh.start()
         try:
             fresh.assign(ORIGINS[:1], 2)

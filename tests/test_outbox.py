@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, field_serializer
 from sidings.errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from sidings.executor import Link, PostgresSettings
@@ -718,7 +719,7 @@ async def test_another_schema_name_is_used_throughout(empty_database: str, sidin
     await migrate(empty_database, service="test", schema="other")
     settings = PostgresSettings(dsn=empty_database, schema_name="other")
     outbox = Outbox(settings, OutboxSettings())
-    relay = Relay("test", settings, KafkaSettings(bootstrap=sidings_kafka), prometheus=None)
+    relay = Relay("test", settings, KafkaSettings(bootstrap=sidings_kafka), prometheus=CollectorRegistry())
     connection = await asyncpg.connect(empty_database)
     await relay.start()
     try:

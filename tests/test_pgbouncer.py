@@ -219,7 +219,7 @@ async def test_a_relay_sends_and_puts_late_messages_right_through_pgbouncer(
         await db.execute("CREATE TABLE zone (k text PRIMARY KEY)")
         await db.execute(f"SELECT sidings.directory_table('zone', '{zones}', '{{k}}')")
         postgres = PostgresSettings(dsn=bouncer, pgbouncer=True)
-        relay = Relay("test", postgres, KafkaSettings(bootstrap=sidings_kafka), prometheus=None)
+        relay = Relay("test", postgres, KafkaSettings(bootstrap=sidings_kafka), prometheus=CollectorRegistry())
         await relay.start()
         try:
             await eventually(lambda: len(relay.held) == 16)

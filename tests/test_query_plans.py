@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.executor import PostgresSettings, connect
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.flights import Batch
@@ -165,7 +166,7 @@ def a_reader(scheduler: Scheduler) -> Reader:
     return Reader(
         None,  # type: ignore[arg-type]
         scheduler,
-        ExecutorMetrics("test", None),
+        ExecutorMetrics("test", CollectorRegistry()),
         schema="sidings",
         poll_seconds=1,
         silent=list,
@@ -216,7 +217,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
         scheduler,
         SimpleNamespace(changed=None),  # type: ignore[arg-type]
         registry,
-        ExecutorMetrics("test", None),
+        ExecutorMetrics("test", CollectorRegistry()),
         schema="sidings",
         poison_after=5,
         on_fenced=nothing,

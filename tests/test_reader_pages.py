@@ -191,7 +191,9 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
 async def impatient(dsn: str, registry: Registry, *origins: str) -> AsyncIterator[Executor]:
     """An executor that gives a call up after half a second. It reads a page in far less."""
     settings = PostgresSettings(dsn=dsn, call_seconds=0.5)
-    executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
+    executor = Executor(
+        "test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=CollectorRegistry()
+    )
     executor.scheduler.memory.window = 100
     await executor.start()
     try:

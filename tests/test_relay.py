@@ -671,4 +671,4 @@ async def test_what_is_sent_directly_waits_for_nothing_that_is_in_the_outbox(
 def test_the_documentation_lists_all_metrics_of_the_relay() -> None:
     table = Path(__file__).parent.parent.joinpath("docs/outbox.md").read_text().partition("## Metrics")[2]
     documented = set(re.findall(r"^\| `(sidings_outbox_\w+?)(?:_total)?` \|", table, re.MULTILINE))
-    assert documented == {metric.name for metric in OutboxMetrics("test", None).collect()}
+    assert documented == {metric.name for metric in OutboxMetrics("test", CollectorRegistry()).collect()}

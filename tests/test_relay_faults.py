@@ -19,6 +19,7 @@ from uuid import uuid4
 import asyncpg
 import psycopg
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.devstack import Postgres
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.fixtures import ServerDirectory
@@ -383,7 +384,7 @@ async def test_a_relay_that_has_not_begun_for_want_of_postgres_stops_at_once(own
     await asyncio.to_thread(postgres.pause)
     hanging = PostgresSettings(dsn=postgres.dsn, connect_seconds=3_600.0, call_seconds=3_600.0)
     settings = OutboxSettings(shutdown_seconds=3_600.0)
-    relay = Relay("test", hanging, KafkaSettings(bootstrap="127.0.0.1:1"), settings, prometheus=None)
+    relay = Relay("test", hanging, KafkaSettings(bootstrap="127.0.0.1:1"), settings, prometheus=CollectorRegistry())
     async with asyncio.timeout(SECONDS):
         await relay.start()
         await asyncio.sleep(0)  # its first look at Postgres begins

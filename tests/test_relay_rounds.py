@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
-from sidings.executor import PostgresSettings, now
-from sidings.kafka import KafkaSettings, partition_for
+from sidings.executor import now
+from sidings.kafka import partition_for
 from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot, id_of, slot_of
 from sidings.kafka.outbox.failures import Failed
@@ -23,10 +23,9 @@ from sidings.kafka.outbox.lanes import LaneWorker
 from sidings.kafka.outbox.ledger import Ledger
 from sidings.kafka.outbox.metrics import OutboxMetrics
 from sidings.kafka.outbox.recorder import Recorder
-from sidings.kafka.outbox.relay import Relay
 from sidings.schema import load_sql
 
-from .outbox_support import assert_complete, emptied, firsts, numbered, publish, publishing, records, relaying
+from .outbox_support import a_relay, assert_complete, emptied, firsts, numbered, publish, publishing, records, relaying
 from .support import connected, eventually, fetch, value
 
 
@@ -205,7 +204,7 @@ async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_ha
 @pytest.mark.parametrize("under_way", [0, 1])
 async def test_a_slot_that_is_lost_with_messages_under_way_takes_the_producers_along(under_way: int) -> None:
     """Its new owner sends them. What aiokafka repeats might come behind what that one sends then."""
-    relay = Relay("test", PostgresSettings(dsn="postgresql://nowhere"), KafkaSettings(bootstrap="x:1"), prometheus=None)
+    relay = a_relay("postgresql://nowhere", "x:1")
     slot, relay._senders = Slot(0, "outbox/0", 7), Mock(spec=senders.Senders)
     slot.under_way = under_way
     relay.backlog.add_slot(slot)
@@ -219,7 +218,7 @@ async def test_a_slot_that_is_lost_with_messages_under_way_takes_the_producers_a
 @pytest.mark.parametrize("under_way", [0, 1])
 async def test_slots_of_a_server_that_was_replaced_take_the_producers_along(under_way: int) -> None:
     """These had up to half of `delivery_seconds` to come behind what the slots' new owner sent."""
-    relay = Relay("test", PostgresSettings(dsn="postgresql://nowhere"), KafkaSettings(bootstrap="x:1"), prometheus=None)
+    relay = a_relay("postgresql://nowhere", "x:1")
     slots, relay._senders = [Slot(n, f"outbox/{n}", 7) for n in (0, 1)], Mock(spec=senders.Senders)
     slots[0].under_way = under_way
     for slot in slots:
@@ -328,7 +327,7 @@ async def test_a_deletion_finds_its_rows_by_the_index_and_each_slots_in_one_scan
 async def test_a_slot_whose_messages_were_passed_over_is_lost_also_where_its_lease_is_renewed_after_all() -> None:
     """The answer to the renewal came between the last look before sending and the next look at all leases: the messages
     that had been passed over were never sent, and the slot's later ones were."""
-    relay = Relay("test", PostgresSettings(dsn="postgresql://nowhere"), KafkaSettings(bootstrap="x:1"), prometheus=None)
+    relay = a_relay("postgresql://nowhere", "x:1")
     slot, relay._senders = Slot(0, "outbox/0", 1), Mock(spec=senders.Senders)
     relay.backlog.add_slot(slot)
     lane = relay.backlog.lane("etas")

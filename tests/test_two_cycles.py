@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.errors import PostgresUnavailable
 from sidings.executor import cycles, expected
 from sidings.executor.cycles import CycleLoop
@@ -169,7 +170,7 @@ class Service:
             self.scheduler,
             self.handlers,  # type: ignore[arg-type]
             registry,
-            ExecutorMetrics("test", None),
+            ExecutorMetrics("test", CollectorRegistry()),
             schema="sidings",
             poison_after=5,
             on_fenced=_ignore,

@@ -37,7 +37,7 @@ def an_upkeep(
     return Upkeep(
         link,
         scheduler,
-        ExecutorMetrics("test", None),
+        ExecutorMetrics("test", CollectorRegistry()),
         ExecutorSettings.model_validate(settings),
         schema="sidings",
         on_found=on_found,
@@ -411,7 +411,7 @@ async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: s
         upkeep = Upkeep(
             link,
             executor.scheduler,
-            ExecutorMetrics("test", None),
+            ExecutorMetrics("test", CollectorRegistry()),
             ExecutorSettings(),
             schema="sidings",
             on_found=lambda queue: None,
@@ -573,7 +573,7 @@ async def test_what_retention_cannot_drop_is_told_of(database: str, caplog, monk
         upkeep = Upkeep(
             link,
             Scheduler(lambda kind: True),
-            ExecutorMetrics("test", None),
+            ExecutorMetrics("test", CollectorRegistry()),
             ExecutorSettings(),
             schema="sidings",
             on_found=lambda queue: None,

@@ -18,7 +18,7 @@ _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 class OutboxMetrics(Collector):
     """Counters and histograms of one relay, labelled with the service's name; states are asked for at scrape time."""
 
-    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY) -> None:
+    def __init__(self, service: str, registry: CollectorRegistry = REGISTRY) -> None:
         self.service = service
         self.waiting: dict[str, tuple[int, float]] = {}  # topic -> messages, age of the oldest in seconds
         self.slots = 0
@@ -46,8 +46,11 @@ class OutboxMetrics(Collector):
             registry=self._own,
             buckets=_SIZES,
         )
-        if registry is not None:
-            show(self, registry)
+        show(self, registry)
+
+    def close(self) -> None:
+        """Take the metrics out of their registry. Safe to call twice."""
+        show_no_more(self, self._registry)
 
     def batch(self, topic: str, size: int) -> None:
         """A batch was handed to Kafka. From now on all counters of its topic are there: Prometheus' ``increase()`` does
@@ -110,9 +113,3 @@ class OutboxMetrics(Collector):
             {(service, topic): 1.0 for topic in list(self.failing)},
         )
         yield gauge("sidings_outbox_slots", "Slots that this relay has leased.", ["service"], {(service,): self.slots})
-
-    def unregister(self) -> None:
-        """Leave the registry. Safe to call twice."""
-        registry, self._registry = self._registry, None
-        if registry is not None:
-            show_no_more(self, registry)

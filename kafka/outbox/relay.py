@@ -63,7 +63,7 @@ class Relay:
         kafka: KafkaSettings,
         settings: OutboxSettings | None = None,
         *,
-        prometheus: CollectorRegistry | None = REGISTRY,
+        prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
         self.id = uuid4()  # until it starts
         self.settings = settings or OutboxSettings()
@@ -203,7 +203,7 @@ class Relay:
                 await self._wind_down()
         finally:
             async with AsyncExitStack() as ends:  # the last first; each, also where this is cancelled again and again
-                ends.callback(self.metrics.unregister)
+                ends.callback(self.metrics.close)
                 ends.push_async_callback(close_all, self._links.values())
                 ends.push_async_callback(self._senders.close)
                 ends.push_async_callback(self._leases.stop)
