@@ -25,7 +25,6 @@ from ..waiting import set_within, unless_set
 from .calling import snoozed, text_of
 from .membership import UNREADABLE, AnyOf
 from .message import Record
-from .metrics import ConsumerMetrics
 from .partition import Item, Partition, State, tell_undecodable
 from .subscription import Subscription
 
@@ -76,7 +75,6 @@ class FetchLoop(ABC):
         subscription: Subscription[object],
         client: AIOKafkaConsumer,
         partitions: Mapping[TopicPartition, Partition],
-        metrics: ConsumerMetrics,
         roof: Roof,
         *,
         max_records: int,
@@ -88,7 +86,6 @@ class FetchLoop(ABC):
         self._subscription = subscription
         self._client = client
         self._partitions = partitions
-        self._metrics = metrics
         self._roof = roof
         self._max_records = max_records
         self._changed = asyncio.Event()

@@ -73,7 +73,6 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
                 self.partitions,
                 handling,
                 offsets,
-                self._metrics,
                 self._roof,
                 max_records=settings.max_records,
             )

@@ -8,7 +8,6 @@ from typing import cast
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from .fetch_loop import LOOK_AGAIN_SECONDS, FetchLoop, Roof
-from .metrics import ConsumerMetrics
 from .partition import Item, Partition, State
 from .stateless_handling import StatelessHandling
 from .stateless_offsets import GroupOffsets
@@ -39,12 +38,11 @@ class StatelessLoop(FetchLoop):
         partitions: Mapping[TopicPartition, StatelessPartition],
         handling: StatelessHandling,
         offsets: GroupOffsets,
-        metrics: ConsumerMetrics,
         roof: Roof,
         *,
         max_records: int,
     ) -> None:
-        super().__init__(subscription, client, partitions, metrics, roof, max_records=max_records)
+        super().__init__(subscription, client, partitions, roof, max_records=max_records)
         self._mine = partitions
         self._concurrency = subscription.concurrency
         self._handling = handling

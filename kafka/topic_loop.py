@@ -45,8 +45,9 @@ class TopicLoop(FetchLoop):
         max_records: int,
         slots: asyncio.Semaphore,
     ) -> None:
-        super().__init__(subscription, client, partitions, metrics, roof, max_records=max_records)
+        super().__init__(subscription, client, partitions, roof, max_records=max_records)
         self.handling = handling
+        self._metrics = metrics
         self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
         self._backoff = Backoff()
         self._outage = Outage(log, f"{self.topic}: batches were not committed, or nobody knows")
