@@ -1,6 +1,7 @@
 """Outcomes as the arguments of ``cycle.sql``."""
 
 import json
+from collections.abc import Collection
 from typing import Any, cast
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from ..jobs import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, OutcomeNam
 from .attempts import Finished
 from .queues import Entry
 
-__all__ = ["array", "cycle_arguments", "plain"]
+__all__ = ["array", "cycle_arguments", "plain", "unless_gone"]
 
 
 def cycle_arguments(
@@ -111,3 +112,12 @@ def plain(f: Finished) -> Finished:
         case Hold(blocks=blocks):
             outcome = Hold("its reason could not be stored", error, blocks=blocks)
     return entry, outcome, started, ended
+
+
+def unless_gone(finished: list[Finished], gone: Collection[int]) -> list[Finished]:
+    """What somebody else has ended is over, whatever its handler says. gone: the ids of such jobs."""
+    over = Committed(OutcomeName.CANCELLED)
+    return [
+        (entry, over if entry.id in gone and not isinstance(outcome, Committed) else outcome, started, ended)
+        for entry, outcome, started, ended in finished
+    ]

@@ -13,7 +13,6 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import Committed, OutcomeName
 from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
@@ -21,6 +20,7 @@ from .flights import Batch
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
 from .queues import Entry
+from .recording import unless_gone
 from .scheduler import Scheduler
 from .workers import Workers
 
@@ -172,12 +172,8 @@ class Standing:
         if not gone:
             return
         ids = set(gone)
-        over = Committed(OutcomeName.CANCELLED)
         for batch in batches:
-            batch.finished = [
-                (entry, over if entry.id in ids and not isinstance(outcome, Committed) else outcome, started, ended)
-                for entry, outcome, started, ended in batch.finished
-            ]
+            batch.finished = unless_gone(batch.finished, ids)
         self._workers.cancel_jobs(ids)
 
 

@@ -16,10 +16,10 @@ from ..executor import ExecutorSettings, PostgresSettings, connect
 from ..executor.attempts import Finished, poison
 from ..executor.clock import now
 from ..executor.queues import Entry, Lane, OriginQueue
-from ..executor.recording import array, cycle_arguments
+from ..executor.recording import array, cycle_arguments, unless_gone
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
-from ..jobs import Again, Committed, ErrorInfo, JobType, OutcomeName, Policy, Registry
+from ..jobs import Again, ErrorInfo, JobType, OutcomeName, Policy, Registry
 from ..schema import check, load_sql
 from ..waiting import set_within
 from .look import LONGEST_SECONDS, advance, seconds_of
@@ -326,18 +326,10 @@ class _Drainer:
             self._workers.changed.clear()
             if self._fenced or self._workers.expired:
                 raise NotDrained(f"another executor has taken {entries[0].origin.name} over: stop it before the drain")
-        finished, self._workers.finished = self._unless_gone(self._workers.finished), []
+        finished, self._workers.finished = unless_gone(self._workers.finished, self._gone), []
         while not await self._record([], finished):
-            finished = self._unless_gone(finished)
+            finished = unless_gone(finished, self._gone)
         return finished
-
-    def _unless_gone(self, finished: list[Finished]) -> list[Finished]:
-        """What somebody else has ended is over, whatever its handler says."""
-        over = Committed(OutcomeName.CANCELLED)
-        return [
-            (entry, over if entry.id in self._gone and not isinstance(outcome, Committed) else outcome, started, ended)
-            for entry, outcome, started, ended in finished
-        ]
 
     async def _record(self, running: list[int], finished: list[Finished]) -> bool:
         """Whether it holds. It does not where a person, or a handler by `Admin`, has changed jobs meanwhile."""
