@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from ..jobs import Connection, JobType, Transaction
+from ..jobs.enqueue import UNSET, Unset
 from ..schema import load_sql
 
 __all__ = ["LONGEST_SECONDS", "advance", "enqueued", "seconds_of"]
@@ -14,19 +15,12 @@ P = TypeVar("P")
 LONGEST_SECONDS = 1_000 * 365.25 * 86_400  # each jump moves what is stored, and before 4713 BC no time is known
 
 
-class _Any:
-    """The type of "any group", where None has a meaning of its own."""
-
-
-_ANY = _Any()
-
-
 async def enqueued(
     connection: Transaction | Connection,
     job_type: JobType[P],
     *,
     origin: str | None = None,
-    group: str | _Any | None = _ANY,
+    group: str | Unset | None = UNSET,
 ) -> list[P]:
     """The payloads of the jobs of this type that stand in the database, in the order of their positions::
 
@@ -45,12 +39,12 @@ async def enqueued(
     """
     if not isinstance(job_type, JobType):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
         raise TypeError(f"enqueued(..., {job_type!r}): give a connection, then the job type, as the decorator made it")
-    wanted = None if isinstance(group, _Any) else group
+    wanted = None if isinstance(group, Unset) else group
     for name, given in (("origin", origin), ("group", wanted)):
         if not isinstance(given, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"enqueued({name}={given!r}): give a text, or None")
     query = load_sql(__package__, "enqueued", job_type.schema)
-    rows = await _asyncpg(connection).fetch(query, job_type.name, origin, not isinstance(group, _Any), wanted)
+    rows = await _asyncpg(connection).fetch(query, job_type.name, origin, not isinstance(group, Unset), wanted)
     return [job_type.load(row[0]) for row in rows]
 
 
