@@ -64,15 +64,12 @@ _OF_A_QUERY = ("pgsql_tmp", "/PostgreSQL.", "pg_dynshmem")  # of shared memory a
 _OF_A_POOLER = " (right after it was connected: PgBouncer may have no more connections to the server)"
 
 BROKEN = (
-    OSError,
-    TimeoutError,
+    OSError,  # TimeoutError too
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
     asyncpg.OperatorInterventionError,  # shutdown, crash of another backend, cancelled by an administrator
     asyncpg.TooManyConnectionsError,
-    asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
-    asyncpg.ConnectionDoesNotExistError,
     asyncpg.InternalClientError,  # asyncpg 0.32, when a shutdown's last message has reached an idle connection
 )
 

@@ -38,7 +38,6 @@ _SERVER_GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.TooManyConnectionsError,
-    asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
 )
 # What comes of a connection that is gone. The last one is asyncpg 0.32's, where a shutdown's last message has arrived.

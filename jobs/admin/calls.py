@@ -40,8 +40,7 @@ _ERRORS: dict[str, type[SidingsError]] = {
 }
 # The server's fault, not the statement's.
 _GONE = (
-    OSError,
-    TimeoutError,
+    OSError,  # TimeoutError too
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
