@@ -61,6 +61,7 @@ class SlotKeeper:
     ) -> None:
         self.relay_id: UUID | None = None
         self.stopping = False
+        self.busy = False  # with a look, so that its connection is in use
         self.free: list[int] = []  # slots that no relay has
         self.outage = Outage(log, "the slots of the outbox could not be looked at")
         self._link = link
@@ -78,14 +79,8 @@ class SlotKeeper:
         self._timeline: str | None = None  # of the server that has answered last
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
-        self._turning = False
         self._gone: list[str] = []  # lost, and not told of yet
         self._left = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a look is under way, so that its connection is in use."""
-        return self._turning
 
     def wake(self) -> None:
         """Look again now."""
@@ -95,7 +90,7 @@ class SlotKeeper:
         """Keep the right number of slots, for ever."""
         backoff, outage = Backoff(), self.outage
         while not self._left:
-            self._turning = True
+            self.busy = True
             try:
                 await self._turn()
                 backoff.reset()
@@ -105,7 +100,7 @@ class SlotKeeper:
                 await backoff.sleep()
                 continue
             finally:
-                self._turning = False
+                self.busy = False
             pause = 0.05 if self._draining() else self._attend_seconds * random.uniform(0.8, 1.2)
             await set_within(self._changed, pause)
             self._changed.clear()
