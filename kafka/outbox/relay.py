@@ -103,7 +103,7 @@ class Relay:
             self.backlog,
             self._leases,
             self.metrics,
-            self.settings,
+            lease,
             schema=schema,
             able=lambda: self._senders.connected,
             on_acquired=self.reader.wake,

@@ -18,13 +18,12 @@ import asyncpg
 
 from ... import executor
 from ...errors import PostgresUnavailable
-from ...executor import Backoff, LeaseThread, Link, now
+from ...executor import Backoff, ExecutorSettings, LeaseThread, Link, now
 from ...outage import Outage
 from ...schema import load_sql
 from ...waiting import set_within
 from .backlog import Backlog, Slot
 from .metrics import OutboxMetrics
-from .settings import OutboxSettings
 
 __all__ = ["SLOTS", "SlotKeeper"]
 
@@ -50,7 +49,7 @@ class SlotKeeper:
         backlog: Backlog,
         leases: LeaseThread,
         metrics: OutboxMetrics,
-        settings: OutboxSettings,
+        lease: ExecutorSettings,
         *,
         schema: str,
         able: Callable[[], bool],
@@ -68,8 +67,8 @@ class SlotKeeper:
         self._backlog = backlog
         self._leases = leases
         self._metrics = metrics
-        self._settings = settings
-        self._attend_seconds = min(_ATTEND_SECONDS, settings.lease_seconds / 3)
+        self._lease = lease
+        self._attend_seconds = min(_ATTEND_SECONDS, lease.lease_seconds / 3)
         self._schema = schema
         self._able = able
         self._on_acquired = on_acquired
@@ -173,18 +172,17 @@ class SlotKeeper:
         return share, row["free"], row["due"], row["timeline"]
 
     async def _acquire(self, names: list[str]) -> None:
-        lease = timedelta(seconds=self._settings.lease_seconds)
+        lease = timedelta(seconds=self._lease.lease_seconds)
         sent = now()
         sql = load_sql(__package__, "acquire", self._schema)
         rows = await self._link.fetch(sql, self.relay_id, names, lease)
-        margin = min(1.0, self._settings.lease_seconds * 0.1)
         # If this fails they are not ours to send, and are acquired again when the lease has run out.
         inherited = await self._inherited([_NUMBERS[row["acquired"]] for row in rows if row["acquired_epoch"] > 1])
         slots: list[Slot] = []
         for row in rows:
             slot = Slot(_NUMBERS[row["acquired"]], row["acquired"], row["acquired_epoch"], row["timeline"])
             slot.repeated = inherited.get(slot.number, 0)
-            slot.deadline = sent + self._settings.lease_seconds - margin
+            slot.deadline = sent + self._lease.lease_seconds - self._lease.margin_seconds
             slots.append(slot)
             self._backlog.add_slot(slot)
         if slots:
