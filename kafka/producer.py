@@ -31,9 +31,9 @@ class Producer:
     are kept in the order of the calls, as long as none fails.
     """
 
-    def __init__(self, kafka: KafkaSettings, settings: OutboxSettings | None = None) -> None:
+    def __init__(self, kafka: KafkaSettings, settings: OutboxSettings) -> None:
         self._kafka = kafka
-        self._settings = settings or OutboxSettings()
+        self._settings = settings
         self._senders = Senders(kafka, self._settings)
         self._packer = Packer("direct", kafka.partitioners)
         self._current: dict[bool, Sender] = {}  # for messages that go together, and for those that go alone

@@ -55,8 +55,8 @@ class Configuration:
         self.topics = tuple(topics)
         for topic in self.topics:
             check_topic(topic, "topics", leased=self.postgres is not None)
-        self.executor = executor
-        self.outbox = outbox
+        self.executor = executor or ExecutorSettings()
+        self.outbox = outbox or OutboxSettings()
         self.http = http
         self.prometheus = CollectorRegistry() if prometheus is None else prometheus
 

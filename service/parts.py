@@ -11,7 +11,6 @@ from ..kafka import (
     KafkaExecutor,
     KafkaSettings,
     Outbox,
-    OutboxSettings,
     Producer,
     Relay,
     Topics,
@@ -95,7 +94,7 @@ def _messaging(configuration: Configuration) -> Messaging | None:
         return None
     group = kafka.group or configuration.name
     # Others have sent what goes to the dead letters: how large it may be, the brokers say alone.
-    unlimited = (configuration.outbox or OutboxSettings()).model_copy(update={"max_message_bytes": _MOST_BYTES})
+    unlimited = configuration.outbox.model_copy(update={"max_message_bytes": _MOST_BYTES})
     return Messaging(
         settings=kafka,
         group=group,
@@ -114,11 +113,11 @@ def _database(configuration: Configuration, registry: Registry, messaging: Messa
     executor.on_replaced.append(transactions.renew)
     topics = Topics(postgres, {} if messaging is None else messaging.settings.partitioners)
     registry.has_grown = topics.has_grown
-    outbox_settings = configuration.outbox or OutboxSettings()
     relay, wake = None, None
-    if messaging is not None and outbox_settings.relay:
-        relay = Relay(name, postgres, messaging.settings, outbox_settings, prometheus=prometheus)
+    if messaging is not None and configuration.outbox.relay:
+        relay = Relay(name, postgres, messaging.settings, configuration.outbox, prometheus=prometheus)
         wake = relay.wake
-    outbox = Outbox(postgres, outbox_settings, direct=None if messaging is None else messaging.producer, wake=wake)
+    direct = None if messaging is None else messaging.producer
+    outbox = Outbox(postgres, configuration.outbox, direct=direct, wake=wake)
     transactions.on_published = wake
     return Database(postgres, executor, transactions, topics, outbox, relay)
