@@ -171,9 +171,7 @@ def _print_parked(session: Session, found: "Sequence[asyncpg.Record]") -> None:
     table(*parked_table(found, session.now)) if found else note("no parked messages")
 
 
-async def parked_rows(
-    session: Session, topic: str | None, *, after: int = 0, limit: int = 100
-) -> "list[asyncpg.Record]":
+async def parked_rows(session: Session, topic: str | None, *, after: int = 0, limit: int) -> "list[asyncpg.Record]":
     """Parked messages without what only --json shows: a page of them may hold hundreds of megabytes."""
     return await session.rows("parked_rows", topic, after, limit)
 

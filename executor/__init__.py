@@ -19,7 +19,7 @@ Reading order:
 from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
-from .leases import Leased, LeaseEvents, LeaseThread
+from .leases import LeaseEvents, LeaseThread
 from .link import NOT_NOW, Backoff, Link, check_schema, close_all, connect, refuses_writes, rest_after, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
@@ -37,7 +37,6 @@ __all__ = [
     "ExecutorSettings",
     "LeaseEvents",
     "LeaseThread",
-    "Leased",
     "Link",
     "PostgresSettings",
     "ReadMarks",

@@ -91,7 +91,7 @@ class Workers:
             for task in self._tasks():
                 task.cancel()
 
-    def include(self, task: "asyncio.Task[Any] | None") -> bool:
+    def includes(self, task: "asyncio.Task[Any] | None") -> bool:
         """Whether it runs handlers."""
         return any(worker.task is task for worker in self.all if task is not None)
 

@@ -291,7 +291,7 @@ class Life:
 
     def _refuse_own_handler(self, task: "asyncio.Task[Any] | None") -> None:
         database, consumer = self._parts.database, self.consumer
-        of_job = database is not None and database.executor.workers.include(task)
+        of_job = database is not None and database.executor.workers.includes(task)
         if of_job or (consumer is not None and consumer.includes(task)):
             raise RuntimeError(
                 "a handler cannot end its own service, which waits for it: call service.stop(), where service.run() "

@@ -63,15 +63,15 @@ def lines(
         return _svg(figure)
 
 
-def bars(names: list[str], values: list[float], unit: str) -> str:
+def bars(names: list[str], hours: list[float]) -> str:
     """A horizontal bar for each name, the first on top."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(9, 0.6 + 0.27 * max(1, len(names))), layout="constrained")
         axes = figure.subplots()
-        axes.barh(range(len(names)), values, color=_COLOURS[0])
+        axes.barh(range(len(names)), hours, color=_COLOURS[0])
         axes.set_yticks(range(len(names)), [_short(name) for name in names])
         axes.invert_yaxis()
-        axes.set_xlabel(unit)
+        axes.set_xlabel("hours")
         return _svg(figure)
 
 

@@ -93,7 +93,6 @@ def _plots(tables: dict[str, pd.DataFrame], selection: Selection) -> dict[str, s
         "blocked": bars(
             [f"{t}: {c}" for t, c in zip(blocked["type"], classes, strict=True)],
             list(blocked["blocked_seconds"] / 3_600),
-            "hours",
         ),
     }
 
