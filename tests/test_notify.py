@@ -15,7 +15,7 @@ from .faulty_proxy import Moment, proxied
 from .support import connected, enqueue, eventually, running
 
 
-async def test_a_commit_of_one_instance_wakes_the_owner_of_the_origin_and_nobody_else(database: str) -> None:
+async def test_a_commit_of_one_instance_wakes_the_owner_of_the_origin(database: str) -> None:
     registry = Registry()
     ran = asyncio.Event()
 

@@ -455,12 +455,6 @@ def test_what_a_handler_raises_says_what_it_means():
     assert str(Discard("no such transport")) == "no such transport"
 
 
-def test_one_policy_may_serve_many_types():
-    shared = Retry(stop=stop_never)
-    assert shared == shared
-    assert hash(shared) == hash(shared)
-
-
 # -- how an error is described ------------------------------------------------------------------------------------
 
 

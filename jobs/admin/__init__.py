@@ -1,7 +1,8 @@
 """What a person may do to jobs while executors run: look, cancel, retry, release, requeue, pause, move.
 
 Reading order: `rows` (what is shown), `reading` (out of what), `admin` (the interface), `listing` (pages of jobs),
-`calls` (errors); the actions themselves are SQL functions, in `schema/migrations/0048_administration.sql`. See
+`calls` (errors). The actions themselves are SQL functions, in `schema/migrations/0048_administration.sql`; some are
+written out once more in `0055_what_has_ended.sql`, `0060_actions.sql` and `0062_newest_versions.sql`. See
 docs/administration.md.
 """
 
