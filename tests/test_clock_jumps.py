@@ -96,7 +96,7 @@ async def test_a_partition_that_may_not_be_read_seems_well_only_when_kafka_has_a
         position=position, getmany=nothing, last_poll_timestamp=lambda _: told[-1], pause=lambda _: None
     )
     parts: Any = SimpleNamespace(topic="positions", spawn=lambda work: work.close(), paused=False)
-    loop = Loop(parts, client, {tp: partition}, parts, parts, max_records=10)
+    loop = Loop(parts, client, {tp: partition}, parts, max_records=10)
     loop._refuse(partition, "there is no right to read it")
     partition.place(0)
     set_clock(monkeypatch, -HOUR)

@@ -482,7 +482,7 @@ async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
     roof: Any = SimpleNamespace(paused=False, place=lambda: None)
     subscription: Any = SimpleNamespace(topic=TP.topic)
     client: Any = Rebalanced()
-    loop = Idle(subscription, client, partitions_here, cast(Any, None), roof, max_records=10)
+    loop = Idle(subscription, client, partitions_here, roof, max_records=10)
     for _ in range(2):
         await loop._poll(list(partitions_here.values()))
     assert (partitions_here[TP].end, partitions_here[TP].state, caplog.messages) == (9, State.READY, [])
@@ -522,7 +522,7 @@ async def test_a_gap_is_passed_by_a_poll_that_brings_nothing_else(ends, caplog):
     roof: Any = SimpleNamespace(paused=False, displace=displace)
     subscription: Any = SimpleNamespace(topic=TP.topic)
     client: Any = Passing()
-    loop = Idle(subscription, client, partitions, cast(Any, None), roof, max_records=10)
+    loop = Idle(subscription, client, partitions, roof, max_records=10)
     await loop._poll(list(partitions.values()), interrupted=ends == "is interrupted")
     assert await loop._in_place(partitions[TP])
     assert (partitions[TP].end, partitions[TP].state) == (9, State.READY)
@@ -556,7 +556,7 @@ async def test_what_a_poll_brings_from_where_the_partition_stood_before_a_rebala
     nothing: Any = {"decode": lambda record: record, "passes_over": lambda _: False, "id_of": lambda *_: None}
     subscription: Any = SimpleNamespace(topic=TP.topic, **nothing)
     client: Any = Rebalanced()
-    loop = Late(subscription, client, partitions_here, cast(Any, None), roof, max_records=10)
+    loop = Late(subscription, client, partitions_here, roof, max_records=10)
     await loop._poll(list(partitions_here.values()))
     assert not partitions_here[TP].items
     assert displaced == [partitions_here[TP]]
