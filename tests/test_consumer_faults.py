@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import asyncpg
 import pytest
