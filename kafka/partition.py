@@ -6,6 +6,7 @@ import time
 from collections import deque
 from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from aiokafka import TopicPartition
 
@@ -74,6 +75,7 @@ class Partition:
     """next_offset: what is stored, and so what the next compare-and-set expects; -1: not known yet. items: fetched and
     not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log.
     began: where reading started when it was first placed here; None: not yet.
+    topic_id: of the topic that it was placed in last, None where it is not known.
     placement: grows when what is in memory becomes void, so that whoever has waited can tell.
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
@@ -110,6 +112,7 @@ class Partition:
         "since",
         "state",
         "suspect",
+        "topic_id",
         "tp",
         "undone",
         "unreadable",
@@ -125,6 +128,7 @@ class Partition:
         self.items: deque[Item] = deque()
         self.end = -1
         self.began: int | None = None
+        self.topic_id: UUID | None = None
         self.placement = 0
         self.outside: int | None = None
         self.beyond: tuple[int, int] | None = None
@@ -175,11 +179,12 @@ class Partition:
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
         self.began, self.undone, self.calls = former.began, former.undone, former.calls
-        self.conflicts, self.put_off = former.conflicts, former.put_off
+        self.conflicts, self.put_off, self.topic_id = former.conflicts, former.put_off, former.topic_id
 
-    def place(self, offset: int) -> None:
-        """Reading starts at the stored `offset`."""
-        if offset != self.next_offset:
+    def place(self, offset: int, *, anew: bool = False) -> None:
+        """Reading starts at the stored `offset`. anew: its topic is another one of this name, of which nothing has
+        failed."""
+        if anew or offset != self.next_offset:
             self.failures = self.cuts = self.conflicts = 0
             self.unreadable, self.undone = None, False
         # What is before the message that was put off does not wait for it.

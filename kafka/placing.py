@@ -68,6 +68,10 @@ class StoredOffsets(Protocol):
         """How often a person had reset the offset when it was loaded."""
         ...
 
+    def topic_id(self, partition: TopicPartition) -> UUID | None:
+        """The id of the topic that the offset belonged to when it was loaded, None where it is not known."""
+        ...
+
     def epoch(self, partition: TopicPartition) -> int | None:
         """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
         ...
@@ -375,7 +379,9 @@ class Placer:
             self._client.resume(tp)
         except IllegalStateError:
             return  # revoked meanwhile
-        partition.place(stored)
+        former, id = partition.topic_id, self._offsets.topic_id(tp)
+        partition.topic_id = id or former
+        partition.place(stored, anew=is_another(former, id))
 
     async def _jump(self, partition: Partition, stored: int, first: int) -> None:
         """Never silently: these messages were deleted before they were handled. Going on is all that is left."""

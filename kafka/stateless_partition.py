@@ -64,14 +64,14 @@ class StatelessPartition(Partition):
             self.failing = former.failing
         super().inherit(former)
 
-    def place(self, offset: int) -> None:
-        """Reading starts at the committed `offset`. Nothing of the partition is under way."""
+    def place(self, offset: int, *, anew: bool = False) -> None:
+        """Reading starts at the committed `offset`. Nothing of the partition is under way. anew: as in `Partition`."""
         self.window = Window()
         self.leaving = asyncio.Event()
         self.stuck = self.uncommitted_since = None
-        self.failing = {at: failing for at, failing in self.failing.items() if at >= offset}
+        self.failing = {at: failing for at, failing in self.failing.items() if at >= offset and not anew}
         self.committed = offset
-        super().place(offset)
+        super().place(offset, anew=anew)
 
     def take_up(self) -> None:
         """What has been read gets under way."""

@@ -398,7 +398,7 @@ async def test_an_offset_that_passes_deleted_records_has_no_epoch():
         cast(Any, SimpleNamespace(seek=lambda *_: None, resume=lambda *_: None)),
         {TP: partition},
         {},
-        cast(Any, SimpleNamespace(resets=lambda _: 0, epoch=lambda _: 3, jump=jump)),
+        cast(Any, SimpleNamespace(resets=lambda _: 0, topic_id=lambda _: None, epoch=lambda _: 3, jump=jump)),
         leader.epochs,
         ConsumerMetrics("test", CollectorRegistry(), {CUT}),
         request_seconds=1,
@@ -428,6 +428,7 @@ class Refused:
         )
         offsets = SimpleNamespace(
             resets=lambda _: self.resets,
+            topic_id=lambda _: None,
             epoch=lambda _: self.epoch,
             how_to_delete="delete it",
             how_to_move="move it to {offset}",

@@ -62,6 +62,7 @@ class Server:
         return 0
 
     def epoch(self, _: object) -> None: ...
+    def topic_id(self, _: object) -> Any: ...
 
 
 def a_placer(server: Any, partitions: dict[TopicPartition, Partition], **options: Any) -> Placer:

@@ -678,3 +678,5 @@ def test_a_partition_that_is_placed_anew_keeps_the_failures_of_what_comes_again_
     assert not partition.leaving.is_set()
     assert partition.problem() is None
     assert partition.committed == 5
+    partition.place(0, anew=True)
+    assert partition.failing == {}

@@ -2,17 +2,31 @@
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from sidings import Message
+from sidings import Message, Retry
 from sidings.kafka.stateless_offsets import note_of
+from tenacity import stop_after_attempt, wait_chain, wait_fixed, wait_none
 
-from .consumer_support import Number, a_service, produce
+from .consumer_support import Number, a_service, produce, sample
 from .support import eventually
 from .test_topic_ids import made_anew
+
+
+def made_anew_at_once(kafka: str, name: str, numbers: Iterable[int]) -> None:
+    """With these in it. The loop stands still for a moment, as that of a process that is paused."""
+
+    async def work() -> None:
+        await made_anew(kafka, name)
+        await produce(kafka, name, numbers)
+
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
@@ -26,21 +40,12 @@ async def test_a_stateless_consumer_misses_nothing_of_a_topic_that_was_made_anew
     async def handle(message: Message[Number]) -> None:
         handled.append(message.value.n)
 
-    def meanwhile() -> None:
-        async def work() -> None:
-            await made_anew(sidings_kafka, name)
-            await produce(sidings_kafka, name, range(10, 16))
-
-        asyncio.run(work())
-
     async with service:
         [partition] = await eventually(lambda: service._life.consumer._stateless.partitions.values())
         await eventually(lambda: partition.placed)
         await produce(sidings_kafka, name, range(3))
         await eventually(lambda: len(handled) == 3)
-        thread = threading.Thread(target=meanwhile)
-        thread.start()
-        thread.join()  # the loop stands still for a moment, as that of a process that is paused
+        made_anew_at_once(sidings_kafka, name, range(10, 16))
         await eventually(lambda: set(handled) >= set(range(10, 16)), lambda: handled)
 
 
@@ -72,6 +77,38 @@ async def test_nor_does_the_next_instance_where_one_has_committed_into_the_new_t
         go_on.set()
     async with consuming():
         await eventually(lambda: handled == [*range(3), *range(10, 16)], lambda: handled)
+
+
+async def test_what_has_failed_of_a_topic_that_was_made_anew_counts_for_none_of_its_messages(
+    topic, sidings_kafka, monkeypatch
+):
+    """The partition counted as held up until the new one had got so far; and the message that stood there then was a
+    dead letter after its first failure."""
+    monkeypatch.setattr("sidings.kafka.topic_ids._LOOK_SECONDS", 0.1)
+    name, dead_letters, tried = await topic(), await topic(), list[int]()
+    service = a_service(None, sidings_kafka, name="stateless", settings={"fetch_seconds": 0.05, "group": name})
+    retry = Retry(wait=wait_chain(wait_none(), wait_fixed(600)), stop=stop_after_attempt(3))
+
+    @service.consumer(name, model=Number, stateless=True, retry=retry, dead_letter=dead_letters)
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if message.value.n == 2 or tried.count(12) == 1:
+            raise ConnectionError
+
+    async with service:
+        [partition] = await eventually(lambda: service._life.consumer._stateless.partitions.values())
+        await eventually(lambda: partition.placed)
+        await produce(sidings_kafka, name, range(3))
+        await eventually(lambda: sample(service, "sidings_consumer_retries_total") == 2)
+        assert sample(service, "sidings_consumer_paused_partitions") == 1
+        made_anew_at_once(sidings_kafka, name, [10])
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 3)
+        assert service._life.consumer._stateless.partitions[partition.tp] is partition
+        assert sample(service, "sidings_consumer_paused_partitions") == 0
+        await produce(sidings_kafka, name, [11, 12])
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 5)
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 5
+    assert tried == [0, 1, 2, 2, 10, 11, 12, 12]
 
 
 @pytest.mark.parametrize("stateless", [True, False], ids=["stateless", "committed"])
