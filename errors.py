@@ -232,7 +232,11 @@ class PostgresUnavailable(SidingsError):
 
 
 class KafkaUnavailable(SidingsError):
-    """Kafka cannot be reached, or did not answer in time. What was sent may have arrived."""
+    """Kafka cannot be reached, or did not answer in time. What was sent may have arrived.
+
+    It is no message's fault: what Kafka refuses for that is `InvalidMessage` or `NotPublished`. A handler that raises
+    it has not failed, and runs again (docs/policies.md).
+    """
 
 
 class Fenced(SidingsError):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import asyncpg
 
-from ..errors import PostgresUnavailable, UndecodableMessage
+from ..errors import KafkaUnavailable, PostgresUnavailable, SidingsError, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import error_in
 from ..jobs.outcome import place_of
@@ -98,6 +98,8 @@ def _meaning(
             return invalid(job_type, entry, error)
         case PostgresUnavailable() if error.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
+        case KafkaUnavailable():  # what is the fault of a message, or of a topic, is another error
+            return _put_off(job_type, entry, error, started, outages.met(entry))
         case asyncpg.SerializationError() if conflicts := conflicts_of(entry):
             delay, info = after_conflict(conflicts), ErrorInfo.of(error).at(place_of(error))
             _tell(entry, f"met a conflict, no failure, again in {delay:.1f} s", info, level=logging.INFO)
@@ -152,9 +154,9 @@ def _tell_failed(entry: Entry, outcome: Outcome, info: ErrorInfo) -> None:
     _tell(entry, what, info)
 
 
-def _put_off(job_type: JobType[Any], entry: Entry, error: PostgresUnavailable, started: float, times: int) -> Outcome:
-    """The service's own database is away, which is no failure of the handler's: as for a transactional one. The waits
-    grow, for the sake of whom it has called before, and who may be well. times: attempts before this that met it."""
+def _put_off(job_type: JobType[Any], entry: Entry, error: SidingsError, started: float, times: int) -> Outcome:
+    """The service's own database or Kafka is away, which is no failure of the handler's. The waits grow, for the sake
+    of whom it has called before, and who may be well. times: attempts before this that met it."""
     elapsed = _elapsed(entry, started)
     try:
         outcome = job_type.retry.put_off(error, failures=entry.failures + times, elapsed=elapsed)
@@ -175,7 +177,7 @@ def judged(job_type: JobType[Any], entry: Entry, result: object, started: float)
     """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that.
     Of an outage or a conflict it is not asked."""
     error = error_in(result)
-    if isinstance(error, PostgresUnavailable | asyncpg.SerializationError):
+    if isinstance(error, PostgresUnavailable | KafkaUnavailable | asyncpg.SerializationError):
         raise error
     try:
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))

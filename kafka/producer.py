@@ -71,7 +71,8 @@ class Producer:
             InvalidMessage: Nothing was sent, or Kafka refused the message for what it is.
             NotPublished: There is no such topic, or no right to write to it.
             KafkaUnavailable: No acknowledgement in `OutboxSettings.delivery_seconds`: the message may have arrived. Or
-                a clock is wrong, so that Kafka refuses the time of now.
+                a clock is wrong, so that Kafka refuses the time of now. A handler that raises it has not failed, and
+                runs again (docs/policies.md).
             ConfigurationError: This is another event loop than the service's, or than that of the first call.
         """
         message = outgoing(

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from ..errors import PostgresUnavailable
+from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import MOST_CONFLICTS, Backoff, after_conflict
 from ..jobs import Again, Discard, Snooze
 from ..legible import legible
@@ -30,7 +30,7 @@ __all__ = ["Siding"]
 log = logging.getLogger("sidings.consumer")
 
 _PARK_AGAIN_SECONDS = 1.0
-_POSTGRES_SECONDS = 1.0  # between attempts of a message whose handler gets no other connection to Postgres
+_AWAY_SECONDS = 1.0  # between attempts of a message whose handler finds a server away
 
 
 class Siding:
@@ -103,7 +103,11 @@ class Siding:
         elif isinstance(error, PostgresUnavailable) and error.blameless:  # as of a `service.transaction()` of its own
             self._not_settled(item, text_of(error))
             self._metrics.postgres_error()
-            await set_within(partition.left, _POSTGRES_SECONDS)
+            await set_within(partition.left, _AWAY_SECONDS)
+        elif isinstance(error, KafkaUnavailable):  # as of what it sends by itself
+            self._not_settled(item, text_of(error))
+            self._metrics.kafka_error()
+            await set_within(partition.left, _AWAY_SECONDS)
         elif isinstance(error, asyncpg.SerializationError) and partition.conflicts < MOST_CONFLICTS:
             partition.conflicts += 1
             delay = after_conflict(partition.conflicts)

@@ -1,5 +1,5 @@
-"""Handlers that use `service.transaction()`, while their own database is away, and what Postgres undoes because of
-another transaction: no attempt fails of that."""
+"""Handlers that use `service.transaction()`, while their own database is away, or `service.producer`, while Kafka is,
+and what Postgres undoes because of another transaction: no attempt fails of that."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from sidings import Message, PostgresUnavailable, StaticAssignment, Transaction
+from sidings import KafkaUnavailable, Message, PostgresUnavailable, StaticAssignment, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Retry
 from sidings.jobs.transaction import is_closed
@@ -249,6 +249,56 @@ async def test_a_message_whose_handler_gets_no_other_connection_has_not_failed(
         assert sample(service, "sidings_consumer_failures_total") == 0
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
         assert sample(service, "sidings_consumer_errors_total", server="postgres") >= 2
+    assert sorted(await numbers(effects)) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["raised", "returned", "batch", "transactional"])
+async def test_a_kafka_that_does_not_answer_fails_no_job(database: str, kind: str) -> None:
+    """With its last attempt the job was discarded, through an outage of the service's own Kafka."""
+    service = of_jobs(database)
+
+    async def ride(job: Job[Ride]) -> object:
+        error = KafkaUnavailable("no broker answers")
+        if job.attempt < 5 and kind != "returned":
+            raise error
+        return error if job.attempt < 5 else None
+
+    async def rides(jobs: list[Job[Ride]]) -> list[object]:
+        return await asyncio.gather(*map(ride, jobs), return_exceptions=True)
+
+    retry = Retry(wait=wait_exponential(multiplier=2, max=9), stop=stop_after_attempt(1))
+    options: dict[str, Any] = {"batch": {"batch": 10}, "transactional": {"transactional": True}}.get(kind, {})
+    handler: Any = rides if kind == "batch" else ride
+    await enqueue(database, service.job(name="ride", payload=Ride, retry=retry, **options)(handler), [Ride()])
+    attempts = await drain(service, until=100)
+    assert [(a.outcome, a.delay) for a in attempts] == [
+        *(("snoozed", delay) for delay in (2.0, 4.0, 8.0, 9.0)),
+        ("succeeded", None),
+    ]
+
+
+async def test_nor_does_a_message_whose_handler_sends_something(effects: str, topic: Any, sidings_kafka: str) -> None:
+    """Message after message was parked, with all that followed of its key. Other partitions go on."""
+    name = await topic(partitions=2)
+    service, tried, away = a_service(effects, sidings_kafka), list[int](), [True]
+
+    @service.consumer(name, retry=ONCE)
+    async def on_number(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.partition)
+        await record(message, tx)
+        if message.partition == 0 and away:
+            raise KafkaUnavailable("no broker answers")
+
+    async with service:
+        await produce(sidings_kafka, name, [1], partition=0)
+        await eventually(lambda: tried.count(0) >= 4)
+        await produce(sidings_kafka, name, [2], partition=1)
+        await eventually(offset_reaches(effects, name, 1, 1))
+        away.clear()
+        await eventually(offset_reaches(effects, name, 1, 0))
+        assert sample(service, "sidings_consumer_failures_total") == 0
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+        assert sample(service, "sidings_consumer_errors_total", server="kafka") >= 2
     assert sorted(await numbers(effects)) == [1, 2]
 
 
