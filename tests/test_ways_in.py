@@ -482,15 +482,39 @@ GUIDES = {
 async def test_the_examples_of_the_guide_change_the_row_and_store_the_job(database: str, heading: str):
     async with connected(database) as observer, opened(GUIDES[heading], database) as way:
         await observer.execute(f"{CREATE}; INSERT INTO sidings.topic (topic, partitions) VALUES ('transports', 24)")
-        eta_changed = run(PAGE, "", heading)["eta_changed"]
+        eta_changed = run(PAGE, "", heading, Transport=Transport)["eta_changed"]
         arguments: list[Any] = [way.connection, "t-1", ETA]
         if heading == "In a service":
             arguments[0] = Opener(way.connection)
         elif heading == "Django":
             del arguments[0]
-        elif heading.startswith("SQLAlchemy"):
-            arguments[1] = await way.do(lambda: way.connection.get(Transport, "t-1"))
         await way.do(lambda: eta_changed(*arguments))
         assert await observer.fetchval("SELECT eta FROM transport") == ETA
         [job] = await observer.fetch('SELECT type, origin, "group", payload FROM sidings.job')
     assert tuple(job)[:3] == ("send_eta", f"transports/{partition_for(b't-1', 24)}", "t-1")
+
+
+@pytest.mark.parametrize("heading", [heading for heading in GUIDES if heading.startswith("SQLAlchemy")])
+async def test_the_last_job_of_the_guides_sessions_tells_what_the_row_says(database: str, heading: str):
+    """SQLAlchemy updates, and so locks, nothing where an object has the value already: another writer's job came before
+    one that told the value of before."""
+    locked: list[bool] = []
+    async with connected(database) as observer, opened(GUIDES[heading], database) as way:
+        await observer.execute(f"{CREATE}; INSERT INTO sidings.topic (topic, partitions) VALUES ('transports', 24)")
+        eta_changed = run(PAGE, "", heading, Transport=Transport)["eta_changed"]
+        await way.do(lambda: eta_changed(way.connection, "t-1", ETA))
+        loaded = await way.do(lambda: way.connection.get_one(Transport, "t-1"))
+        await run(PAGE, "", "asyncpg")["eta_changed"](observer, "t-1", ETA + timedelta(hours=2))
+        await way.do(lambda: eta_changed(way.connection, "t-1", ETA))
+        last = await observer.fetchval("SELECT payload ->> 'eta' FROM sidings.job ORDER BY position DESC LIMIT 1")
+        assert datetime.fromisoformat(last) == await observer.fetchval("SELECT eta FROM transport")
+        assert loaded in way.connection
+
+        def committing(_: object) -> None:
+            with psycopg.connect(database) as other:
+                locked.extend(row[0] for row in other.execute(ROW_IS_LOCKED))
+
+        session: Any = getattr(way.connection, "sync_session", way.connection)
+        sqlalchemy.event.listen(session, "before_commit", committing)
+        await way.do(lambda: eta_changed(way.connection, "t-1", ETA))
+    assert locked == [True]
