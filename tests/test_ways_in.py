@@ -13,7 +13,14 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
-from sidings.errors import EnqueueError, InvalidPayload, MissingGroup, MissingOrigin, NotInTransaction
+from sidings.errors import (
+    EnqueueError,
+    InvalidPayload,
+    MissingGroup,
+    MissingOrigin,
+    NotInTransaction,
+    SchemaMissing,
+)
 from sidings.jobs import Job, Registry, Transaction
 from sidings.kafka import partition_for
 from sidings.schema import migrate
@@ -373,6 +380,34 @@ async def test_scoped_sessions_and_run_sync_are_accepted(database: str):
     sync_engine.dispose()
     groups = [row[0] for row in await fetch(database, 'SELECT "group" FROM sidings.job ORDER BY id')]
     assert groups == ["async scoped", "scoped", "run_sync"]
+
+
+async def test_a_session_of_several_engines_gives_the_connection_that_the_guide_asks_it_for(
+    database: str, empty_database: str
+):
+    ride = declare()
+    leader, follower = (create_async_engine(urls(dsn)) for dsn in (database, empty_database))
+
+    class Routed(Session):
+        def get_bind(self, mapper: Any = None, **_: Any) -> Any:  # as in SQLAlchemy's own guide
+            return (leader if self._flushing else follower).sync_engine
+
+    await fetch(database, "CREATE TABLE transport (id text PRIMARY KEY, eta timestamptz)")
+    async with AsyncSession(sync_session_class=Routed) as session:
+        with pytest.raises(SchemaMissing):
+            await ride.enqueue(session, Ride(transport="a"), origin=ORIGIN)
+    async with AsyncSession(sync_session_class=Routed) as session:
+        session.add(Transport(id="t-1"))
+        await session.flush()
+        connection = await session.connection(bind_arguments={"bind": leader.sync_engine})
+        await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+        await session.commit()
+    await leader.dispose()
+    await follower.dispose()
+    writers = "SELECT txid::text FROM sidings.job UNION SELECT xmin::text FROM transport"
+    assert len(await fetch(database, writers)) == 1
+    for table in ("sidings.job", "transport"):
+        assert await value(database, f"SELECT count(*) FROM {table}") == 1
 
 
 async def test_autocommit_of_one_sqlalchemy_connection_is_noticed(database: str):
