@@ -67,6 +67,7 @@ RUN_BY = {
         "psycopg 3, synchronous": "test_ways_in.py",
         "SQLAlchemy": "test_ways_in.py",
         "SQLAlchemy, synchronous": "test_ways_in.py",
+        "Scoped sessions in handlers": "test_ways_in.py",
         "Django": "test_ways_in.py",
         "Which origin": "test_origins.py",
         "From SQL": "test_sql_enqueue.py",

@@ -1,5 +1,6 @@
 """Jobs through every kind of connection: one suite that all of them pass, then what is particular to each."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -21,15 +22,16 @@ from sidings.errors import (
     NotInTransaction,
     SchemaMissing,
 )
-from sidings.jobs import Job, Registry, Transaction
+from sidings.jobs import Job, Registry, Retry, Transaction
 from sidings.kafka import partition_for
 from sidings.schema import migrate
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
+from tenacity import wait_none
 
 from .guide import run
-from .support import ORIGIN, Ride, connected, fetch, value
+from .support import ORIGIN, Ride, connected, drained, enqueue, fetch, running, value
 from .ways import WAYS, Way, opened
 
 PAGE = "enqueueing.md"
@@ -553,3 +555,37 @@ async def test_the_last_job_of_the_guides_sessions_tells_what_the_row_says(datab
         sqlalchemy.event.listen(session, "before_commit", committing)
         await way.do(lambda: eta_changed(way.connection, "t-1", ETA))
     assert locked == [True]
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_retry_does_not_commit_what_the_attempt_before_has_left_in_a_scoped_session(database: str, kind: str):
+    """Its thread, or task, is that of all jobs of a worker: the account was charged twice."""
+    registry = Registry()
+    engine, sync_engine = create_async_engine(urls(database)), sqlalchemy.create_engine(urls(database))
+    async_session = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    session = scoped_session(sessionmaker(sync_engine))
+    page = run(PAGE, "Scoped sessions in handlers", async_session=async_session, session=session)
+    charge = sqlalchemy.text("UPDATE account SET charged = charged + 1")
+    await fetch(database, "CREATE TABLE account AS SELECT 0 AS charged")
+
+    async def handle(job: Job[Ride]) -> None:
+        await async_session.execute(charge)
+        if job.attempt == 1:
+            raise ValueError
+        await async_session.commit()
+
+    def handle_plain(job: Job[Ride]) -> None:
+        session.execute(charge)
+        if job.attempt == 1:
+            raise ValueError
+        session.commit()
+
+    registry.middleware.append(page["end_session"])
+    handler: Any = handle if kind == "async" else page["ends_session"](handle_plain)
+    ride = registry.job(name="ride", retry=Retry(wait=wait_none()))(handler)
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry, concurrency=1):
+        await drained(database)
+    await engine.dispose()
+    sync_engine.dispose()
+    assert await value(database, "SELECT charged FROM account") == 1
