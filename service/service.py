@@ -437,8 +437,8 @@ class Service:
             async with service.connected():
                 await send_eta(Job.fake(SendEta(...)))
 
-        It is for handlers that a test calls. Open one block around all that the test calls. `sidings.testing.drain`
-        opens its own.
+        It is for handlers that a test calls, and for a process that only enqueues. Open one block around all that the
+        test, or the process, does. `sidings.testing.drain` opens its own.
 
         Raises:
             ConfigurationError: The service has no Postgres.
@@ -450,6 +450,9 @@ class Service:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(database.topics.close)
             await database.topics.load()
+            refreshing = asyncio.create_task(database.topics.run(), name="sidings: the table of topics")
+            stack.push_async_callback(asyncio.wait, [refreshing])
+            stack.callback(refreshing.cancel)
             stack.push_async_callback(database.transactions.stop)
             await database.transactions.start()
             yield

@@ -119,6 +119,20 @@ async def test_a_relay_alone_that_does_not_know_the_partitioners_ends_and_says_s
         assert await relay.terminate() == 0
 
 
+async def test_a_process_that_only_enqueues_learns_of_added_partitions(database: str, monkeypatch: pytest.MonkeyPatch):
+    """The counts were read once: it went by the former one until its restart."""
+    monkeypatch.setattr("sidings.kafka.topics._LOAD_SECONDS", 0.02)
+    service = Service("test", postgres=database, kafka="127.0.0.1:1", prometheus=None)
+    await fetch(database, "INSERT INTO sidings.topic (topic, partitions) VALUES ('positions', 1)")
+    before = asyncio.all_tasks()
+    async with service.connected():
+        assert service.origin_for("a", "positions") == "positions/0"
+        await fetch(database, "UPDATE sidings.topic SET partitions = 24, former = '{1}'")
+        grown = f"positions/{partition_for(b'a', 24)}"
+        await eventually(lambda: service.origin_for("a", "positions") == grown)
+    assert asyncio.all_tasks() == before
+
+
 @pytest.mark.parametrize("why", ["takes no connections", "has a table locked"])
 async def test_a_relay_alone_waits_for_the_partitioners(
     sidings_postgres: str, database: str, sidings_kafka: str, why: str
