@@ -148,7 +148,10 @@ def current_key() -> bytes | None:
 
 def work_origin() -> str | None:
     """The origin of what the handler works on, which the jobs that it enqueues belong to unless it says otherwise; None
-    outside of handlers. Of a stored message it is its job's, which may have been moved from the message's partition."""
+    outside of handlers. Of a stored message it is its job's, which may have been moved from the message's partition.
+
+    A task that the handler has started has it too, also once that has ended: what it enqueues a moment later still
+    belongs there, and nothing tells it from a task that goes on for others, which is to get a context of its own."""
     work: object = current_work.get()
     while isinstance(work, Within | _Given):
         work = work.outer if isinstance(work, Within) else work.inner

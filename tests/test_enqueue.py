@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextvars import Context
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum, StrEnum
 from typing import Any
@@ -27,7 +28,7 @@ from sidings.schema import load_sql
 from sidings.testing import enqueued
 from tenacity import stop_after_attempt
 
-from .support import ORIGIN, Ride, connected, drained, eventually, fetch, outcomes, running, value
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, fetch, outcomes, running, value
 
 ROWS = 'SELECT id, type, origin, "group", position, run_at, priority, payload, headers FROM sidings.job ORDER BY id'
 
@@ -699,6 +700,30 @@ async def test_a_job_enqueued_by_a_handler_inherits_its_origin(database: str, ki
     assert sorted(filter(None, seen)) == ["t/0", "t/1"]
     rows = await fetch(database, "SELECT origin FROM sidings.job WHERE type = 'follow_up' ORDER BY origin")
     assert [row["origin"] for row in rows] == ["elsewhere/1", "elsewhere/1", "t/0", "t/1"]
+
+
+async def test_a_task_of_a_handler_has_its_origin_unless_it_has_a_context_of_its_own(database: str):
+    """Also when the handler has ended: one that a handler had started for a buffer sent all to that one's origin."""
+    registry, ended, tasks = Registry(), asyncio.Event(), list[asyncio.Task[str | None]]()
+    follow_up = declare(registry, name="follow_up", group=None)
+
+    async def flush() -> str | None:
+        await ended.wait()
+        async with connected(database) as connection, connection.transaction():
+            await follow_up.enqueue(connection, Ride(), delay=3600)
+        return work_origin()
+
+    @registry.job()
+    async def cause(job: Job[Ride]) -> None:
+        tasks.extend([asyncio.create_task(flush()), asyncio.create_task(flush(), context=Context())])
+
+    await enqueue(database, cause, [Ride()], origin="t/0")
+    async with running(database, registry, ["t/0"]):
+        await drained(database)
+    ended.set()
+    its, alone = await asyncio.gather(*tasks, return_exceptions=True)
+    assert its == "t/0"
+    assert isinstance(alone, MissingOrigin)
 
 
 async def test_a_handler_of_many_jobs_may_use_its_list_up(database: str):
