@@ -31,14 +31,15 @@ WITH me AS MATERIALIZED (
 ), other AS MATERIALIZED (
     SELECT o.*, me.sent FROM me, jsonb_to_recordset($10::jsonb)
         AS o (id bigint, attempt int, epoch bigint, action text, outcome text, started float8, finished float8, due float8, delay float8,
-              failed int, reason text, error_class text, error_message text, error_fingerprint text)
+              failed int, inconclusive boolean, reason text, error_class text, error_message text, error_fingerprint text)
 ), gone AS (
     DELETE FROM sidings.job j USING other o
     WHERE o.action = 'end' AND j.id = o.id AND j.attempt = o.attempt
     RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, true AS keep
 ), again AS (   -- a job that is in no group's order is delayed: promoted when due. 'block': its group waits for a person
     UPDATE sidings.job j
-    SET attempt = j.attempt + 1, failures = j.failures + o.failed, losses = 0,
+    SET attempt = j.attempt + 1, failures = j.failures + o.failed,
+        losses = CASE WHEN o.inconclusive THEN j.losses ELSE 0 END,   -- see docs/decisions/0004-losses.md
         run_at = CASE WHEN o.action = 'block' THEN 'infinity' ELSE clock_timestamp() + o.delay * interval '1 second' END,
         error = CASE WHEN o.failed = 0 THEN j.error ELSE left(concat_ws(': ', o.error_class, o.error_message), 1000) END,
         first_started_at = CASE WHEN o.failed = 0 THEN j.first_started_at

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
@@ -91,6 +92,7 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
             record["action"] = "again"
             record["delay"] = float(outcome.delay)
             record["failed"] = 1 if outcome.name is OutcomeName.RETRIED else 0
+            record["inconclusive"] = outcome.inconclusive
         case Hold():
             record["action"] = "block" if outcome.blocks else "hold"
             record["reason"] = outcome.reason
@@ -105,8 +107,8 @@ def plain(f: Finished) -> Finished:
     match outcome:
         case End(name):
             outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
-        case Again(name, delay):
-            outcome = Again(name, delay, error)
+        case Again():
+            outcome = replace(outcome, error=error)
         case Committed():
             pass
         case Hold(blocks=blocks):

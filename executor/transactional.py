@@ -151,7 +151,7 @@ class Transactional:
                 )
             except PostgresUnavailable as error:  # no failure of the handler's, which has not run
                 log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)
-                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
+                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error), inconclusive=True)
             self._begun.add(connection)
             guard = _Guard(connection, entry.origin, self._abort_seconds)
             try:
@@ -165,7 +165,8 @@ class Transactional:
                 if task is not None and task.cancelling():  # for a reason that the worker knows
                     raise asyncio.CancelledError from error
                 lost = PostgresUnavailable(f"the transaction was cut off before the lease of {entry.origin.name} ends")
-                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost))  # no failure of the handler's
+                # No failure of the handler's.
+                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost), inconclusive=True)
             finally:
                 self._begun.discard(connection)
                 guard.cancel()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -467,9 +468,14 @@ class Workers:
         as a task group does of which a task fails to clean up: that is no failure. A plain function is not cancelled.
         """
         decided = isinstance(error, Discard | Snooze | RetryAfter | Superseded)
-        if worker.reason is CancelReason.STOPPING and job_type.is_async and not decided:
+        cut_off = worker.reason is CancelReason.STOPPING and job_type.is_async
+        if cut_off and not decided:
             return self._cancelled(worker, job_type, entry, error, started)
-        return raised(job_type, entry, error, started, self._transactional.outages)
+        outcome = raised(job_type, entry, error, started, self._transactional.outages)
+        not_begun = worker.call is not None and worker.call.cancelled()  # there was no thread for it
+        if isinstance(outcome, Again) and (cut_off or not_begun):
+            return replace(outcome, inconclusive=True)
+        return outcome
 
     def _cancelled(
         self, worker: Worker, job_type: JobType[Any], entry: Entry, by: BaseException, started: float
@@ -485,7 +491,7 @@ class Workers:
                 return failed(job_type, entry, error, started)
             case CancelReason.STOPPING:
                 info = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
-                return Again(OutcomeName.SNOOZED, 0.0, info)
+                return Again(OutcomeName.SNOOZED, 0.0, info, inconclusive=True)
             case CancelReason.FENCED:
                 return None
             case CancelReason.ENDED:

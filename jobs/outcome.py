@@ -158,12 +158,16 @@ class End:
 class Again:
     """The job runs again in `delay` seconds. A serial job keeps its place and holds its group until then.
 
+    inconclusive: the executor has cut the attempt off, or it has not begun: a job that may have killed an executor is
+    no less suspect after it.
+
     Raises `ValueError` for a delay that Postgres would refuse, and with it the cycle that is to record it.
     """
 
     name: OutcomeName
     delay: float
     error: ErrorInfo | None = None
+    inconclusive: bool = False
 
     def __post_init__(self) -> None:
         real = isinstance(self.delay, int | float)  # pyright: ignore[reportUnnecessaryIsInstance] - a user's own `Snooze`

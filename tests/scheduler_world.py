@@ -670,7 +670,7 @@ class World:
             case Again():
                 row.attempt += 1
                 row.failures += outcome.name is OutcomeName.RETRIED
-                row.losses = 0
+                row.losses = row.losses if outcome.inconclusive else 0
                 row.run_at = self.clock + outcome.delay
                 if row.group is None or row.policy == PARALLEL:
                     row.position = None
@@ -738,7 +738,7 @@ class World:
         if dice < 0.5:
             return Again(OutcomeName.RETRIED, self.random.choice((0.0, 0.1, 1.0)))
         if dice < 0.6:
-            return Again(OutcomeName.SNOOZED, 0.0)
+            return Again(OutcomeName.SNOOZED, 0.0, inconclusive=self.random.random() < 0.5)
         if dice < 0.85 and entry.group is not None and entry.policy not in (LATEST, PARALLEL):
             return Hold("why", blocks=True)
         return Hold("why") if dice < 0.9 else End(OutcomeName.DISCARDED)

@@ -484,6 +484,7 @@ async def test_a_transaction_that_is_cut_off_before_the_lease_ends_is_no_failure
     outcome = await asyncio.wait_for(transactional.run(ride, job_of(ride, entry), entry, now()), 30)
     assert isinstance(outcome, Again)
     assert outcome.name is OutcomeName.SNOOZED
+    assert outcome.inconclusive, "it may kill its executor yet"
 
 
 async def test_an_end_that_postgres_refuses_is_no_failure_of_the_handler(
