@@ -1088,6 +1088,7 @@ async def test_blocked_groups_come_with_their_cause_and_their_age(database: str,
     await a_job(database, group="paused", policy="2")
     paused = await group("paused", "waiting")
     both = await group("both", "backing off", first_started_at=ago % 1)
+    at_once, _, _ = [await a_job(database, group="at once", policy="2") for _ in range(3)]
     snoozed = await group("snoozed", "backing off", error="NULL", failures="0", enqueued_at=ago % 5)
     await group("healthy", "waiting")
     await a_job(database, group="late head")
@@ -1104,11 +1105,10 @@ async def test_blocked_groups_come_with_their_cause_and_their_age(database: str,
            UNION ALL SELECT $1, now(), now() + interval '4 seconds', 4, 'lost', 0, 'ride', 't/0', NULL, NULL""",
         snoozed,
     )
-    for name in ("paused", "both"):
+    for name in ("paused", "both", "at once"):
         await admin.pause(origin=ORIGIN, group=name, reason="broken")
-    blocked_groups = await admin.blocked_groups()
-    groups = {group.group: group for group in blocked_groups}
-    assert [g.group for g in blocked_groups] == ["snoozed", "beside", "blocked", "backs off", "both", "paused"]
+    groups = {group.group: group for group in await admin.blocked_groups()}
+    assert list(groups) == ["snoozed", "beside", "blocked", "backs off", "both", "paused", "at once"]
     assert {name: (g.head, g.state, g.error, g.pause is not None) for name, g in groups.items()} == {
         "snoozed": (snoozed, "backing off", "Snooze: until 3", False),
         "beside": (beside, "backing off", "ValueError: x", False),
@@ -1116,6 +1116,7 @@ async def test_blocked_groups_come_with_their_cause_and_their_age(database: str,
         "backs off": (backs_off, "backing off", "ValueError: x", False),
         "both": (both, "backing off", "ValueError: x", True),
         "paused": (paused, "waiting", None, True),
+        "at once": (at_once, "waiting", None, True),
     }
     assert {g.behind for g in groups.values()} == {2}
     assert groups["blocked"].next_at is None

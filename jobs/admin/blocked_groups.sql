@@ -1,7 +1,7 @@
 -- Groups whose head keeps the others waiting, the longest first: it backs off, is blocked, or its group is paused.
 -- Plan: job_backoff for what is due later; is it the head? job_group, one probe each (subqueries with LIMIT or OFFSET 0, because
 -- others may become joins that scan the table). What waits behind is counted for the rows that are shown only, and up to $3.
--- Policy 2 is "parallel": such jobs are in no order.
+-- Policy 2 is "parallel": such jobs are in no order. A paused group in which no others wait stands with the first of them.
 -- $1 origin or null, $2 most, $3 most to count
 WITH heads AS MATERIALIZED (
     (SELECT j.origin, j."group", j.id, j.position, coalesce(j.first_started_at, j.enqueued_at) AS since
@@ -15,9 +15,15 @@ WITH heads AS MATERIALIZED (
     UNION ALL
     (SELECT p.origin, p."group", h.id, h.position, p.paused_at
      FROM sidings.pause p,
-          LATERAL (SELECT j.id, j.position, j.run_at FROM sidings.job j
-                   WHERE j.origin = p.origin AND j."group" = p."group" AND j.position IS NOT NULL AND j.policy <> 2
-                   ORDER BY j.position LIMIT 1) h
+          LATERAL (SELECT f.* FROM (
+                       (SELECT j.id, j.position, j.run_at, j.policy FROM sidings.job j
+                        WHERE j.origin = p.origin AND j."group" = p."group" AND j.position IS NOT NULL AND j.policy <> 2
+                        ORDER BY j.position LIMIT 1)
+                       UNION ALL
+                       (SELECT j.id, j.position, j.run_at, j.policy FROM sidings.job j
+                        WHERE j.origin = p.origin AND j."group" = p."group" AND j.position IS NOT NULL
+                        ORDER BY j.position LIMIT 1)) f
+                   ORDER BY f.policy = 2 LIMIT 1) h
      WHERE p.kind = 'group' AND ($1::text IS NULL OR p.origin = $1)
        AND (h.run_at IS NULL OR h.run_at <= statement_timestamp())
      ORDER BY p.paused_at LIMIT $2)

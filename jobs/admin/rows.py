@@ -168,7 +168,8 @@ class BlockedGroup:
 
     Attributes:
         since: The head's first failure, or the pause.
-        head: Id of the job.
+        head: Id of the job. Where only jobs of policy `parallel` wait in a paused group: of the first of them, which is
+            nobody's head, so `release_group` and `skip_head` find none.
         next_at: The head's next attempt. None: no time is set.
         error: The cause, 'Class: message'.
         behind: Jobs that wait behind it; at most 10,000 are counted.
