@@ -36,7 +36,8 @@ _PAUSE_SECONDS = 0.25  # longest, so that origins which have just been acquired 
 _LEAST_SECONDS = 0.002  # between two tries of a tick that came a moment too early for the server's clock
 _BUSY_SECONDS = 0.5  # how often to see whether an earlier tick's job has ended
 _LATER_SECONDS = (0.05, 0.5)  # executors that did not fire the last tick give the one that did so much time
-_WARN_SECONDS = 60.0  # that a tick waits for an origin before the log says so: a start, or a takeover, is over by then
+# That a tick waits before the log says so: a start, or a takeover, is over by then, and missed="skip" still has it.
+_WARN_SECONDS = 50.0
 _AHEAD_SECONDS = 60.0  # so far ahead of the server's clock is a tick only where that has been set back
 _AT_ONCE = 500  # origins of one statement
 _JOBS_AT_ONCE = 5_000  # or so: with missed="all" an origin may have a thousand
@@ -55,7 +56,7 @@ class _Row:
     last_tick: datetime | None
     try_at: float = 0.0
     ours: bool = False  # this executor has fired the last tick
-    warn_at: float | None = None  # while a tick waits for an origin
+    warn_at: float | None = None  # while a tick waits for an origin, or behind a pause
 
     @property
     def in_force(self) -> bool:
@@ -278,7 +279,7 @@ class PeriodicLoop:
 
     def _warn(self, row: _Row, ticks: list[datetime], answer: asyncpg.Record) -> None:
         """Say why a tick that is due has not been fired for a while, where it is not because its predecessor runs."""
-        why = ""
+        why, level = "", logging.ERROR
         if answer["origin"] is None:
             why = (
                 "no executor holds an origin: consume a topic, name one in topics=, or give "
@@ -291,11 +292,17 @@ class PeriodicLoop:
                 f"an earlier job of it waits in {answer['origin']}, which no executor holds: consume its topic, name "
                 f"it in topics=, or move what waits there (`sidings origins move {answer['origin']} TO`)"
             )
+        elif answer["busy"] and answer["paused"] is not None:
+            why = (
+                f"an earlier job of it in {answer['origin']} has not ended, and its {answer['paused']} is paused: "
+                "`sidings pauses` says by whom and why"
+            )
+            level = logging.WARNING  # somebody wants it so
         if not why:
             row.warn_at = None
         elif row.warn_at is None or now() >= row.warn_at:
             if row.warn_at is not None:
-                log.error("%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
+                log.log(level, "%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
             row.warn_at = now() + _WARN_SECONDS
 
     async def _fire_origins(self, name: str, due: list[tuple[_Row, list[datetime]]]) -> None:

@@ -567,6 +567,98 @@ async def test_ticks_wait_for_a_job_in_an_origin_that_nobody_holds(
     assert {job.origin for job in jobs} == {"t/7"}
 
 
+async def test_ticks_leave_an_origin_that_is_paused(database: str) -> None:
+    """The next one went into it and waited, and all later ones behind that."""
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    async with connected(database) as connection, running(database, ticks.registry, ["t/0", "t/1"]):
+        await ticks.ran("often", 1)
+        ticks.gate.clear()
+        before = len(await ticks.ran("often", len(ticks.jobs["often"]) + 1))  # the last of them runs
+        await Admin(connection, actor="alice").pause(origin="t/0", reason="its partner is away")
+        ticks.gate.set()
+        jobs = await ticks.ran("often", before + 3)
+    assert {job.origin for job in jobs[:before]} == {"t/0"}
+    assert {job.origin for job in jobs[before:]} == {"t/1"}
+    assert_one_row_of_ticks(jobs)
+
+
+@pytest.mark.parametrize(
+    ("last", "pauses", "expected"),
+    [
+        ("t/1", [{"origin": "t/1"}], "t/0"),
+        ("t/1", [{"origin": "t/0"}], "t/1"),
+        ("t/1", [{"origin": "t/1"}, {"origin": "t/1", "group": "often"}, {"origin": "t/0"}], "t/2"),
+        ("t/1", [{"origin": "t/0"}, {"origin": "t/1"}, {"origin": "t/2"}], "t/1"),
+        ("t/9", [{"origin": "t/0"}], "t/1"),
+        ("t/9", [{"origin": "t/0"}, {"origin": "t/1"}, {"origin": "t/2"}], "t/0"),
+        (None, [{"origin": "t/0"}], "t/1"),
+        ("t/1", [{"type": "often"}], "t/1"),
+        ("t/1", [{"origin": "t/1", "group": "often"}], "t/1"),
+        ("t/1", [{"origin": "t/0", "group": "often"}, {"origin": "t/1", "group": "another"}], "t/1"),
+    ],
+)
+async def test_ticks_go_into_a_paused_origin_only_if_all_are(
+    database: str, last: str | None, pauses: list[dict[str, str]], expected: str
+) -> None:
+    """A pause of the type, or of the group, is meant for them, wherever they are."""
+    await a_holder(database, "t/0", "t/1", "t/2")
+    await remember(database, "often", "daily", None, job_origin=last)
+    its = "often", "daily", datetime(2026, 1, 1, tzinfo=UTC), None, datetime(2026, 5, 1, tzinfo=UTC)
+    async with connected(database) as connection:
+        for pause in pauses:
+            await Admin(connection, actor="alice").pause(**pause, reason="its partner is away")
+        answer = await connection.fetchrow(load_sql("sidings.executor", "fire_service"), *its, None, True, ["{}"])
+    assert answer is not None
+    assert answer["fired"] == expected
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [{"origin": "t/0"}, {"origin": "t/0", "group": "often"}, {"type": "often"}],
+    ids=["origin", "group", "type"],
+)
+async def test_the_log_names_the_pause_that_keeps_ticks_waiting(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, pause: dict[str, str]
+) -> None:
+    monkeypatch.setattr(periodic, "_WARN_SECONDS", 0.1)
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await remember(database, "often", "every 0.2 s", None, job_origin="t/0")
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", payload)
+               VALUES ('often', 't/0', 'often', '{"scheduled_at": "2026-01-01T00:00:00Z"}')"""
+        )
+        admin = Admin(connection, actor="alice")
+        await admin.pause(**pause, reason="its partner is away")
+        why = f"an earlier job of it in t/0 has not ended, and its {list(pause)[-1]} is paused: `sidings pauses`"
+        async with running(database, ticks.registry, ["t/0", "t/1"]):
+            await eventually(lambda: why in caplog.text)
+            assert await jobs_left(database) == 1
+            await admin.resume(**pause)
+            assert_one_row_of_ticks((await ticks.ran("often", 3))[1:])
+    assert {record.levelname for record in caplog.records if why in record.getMessage()} == {"WARNING"}
+
+
+def test_the_log_tells_of_a_tick_that_waits_before_it_is_skipped(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a nightly one it told a night later."""
+    ticks, tick, time = Ticks(), datetime(2026, 5, 1, tzinfo=UTC), 0.01  # as soon as it is due
+    ticks.declare("nightly", "0 0 * * *", missed="skip")
+    [job_type] = ticks.registry
+    assert job_type.periodic is not None
+    row = periodic._Row(job_type, job_type.periodic, "", job_type.periodic.schedule.text, tick - LONG_AGO, None)
+    loop = PeriodicLoop(None, None, ticks.registry, schema="sidings", on_fired=print)  # type: ignore[arg-type]
+    monkeypatch.setattr(periodic, "now", lambda: time)
+    waits: Any = {"origin": "t/0", "busy": True, "leased": True, "paused": "type"}
+    while due := row.periodic.due(row.last, tick + timedelta(seconds=time)):
+        loop._warn(row, due, waits)
+        time += periodic._BUSY_SECONDS
+    assert "nightly: the tick of 2026-05-01T00:00:00+00:00 waits" in caplog.text
+
+
 async def test_ticks_follow_a_job_of_theirs_that_is_moved(database: str) -> None:
     """Its origin was forgotten: the next ones came in the first that is held, and ran beside it."""
     ticks = Ticks()

@@ -284,7 +284,7 @@ async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str)
     for name, arguments in (("fire_service", service), ("fire_origins", origins)):
         plans = await Plans.of(filled, "sidings.executor", name, *arguments)
         for used in plans.indexes().values():
-            assert used <= {"job_group", "periodic_pkey", "executor_pkey", *BY_ORIGIN}, str(plans)
+            assert used <= {"job_group", "periodic_pkey", "executor_pkey", "pause_target", *BY_ORIGIN}, str(plans)
         plans.must_not_scan_a_table()
         plans.must_not_sort_jobs()
     plans.must_probe_by("job_group", "origin", "group")  # of the service's a function asks, which brings its settings
