@@ -20,7 +20,18 @@ from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import LeaseEvents, LeaseThread
-from .link import NOT_NOW, Backoff, Link, check_schema, close_all, connect, refuses_writes, rest_after, takes_no_writes
+from .link import (
+    MOST_IDLE_SECONDS,
+    NOT_NOW,
+    Backoff,
+    Link,
+    check_schema,
+    close_all,
+    connect,
+    refuses_writes,
+    rest_after,
+    takes_no_writes,
+)
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .outages import MOST_CONFLICTS, after_conflict
@@ -30,6 +41,7 @@ from .transactional import CLEAN
 __all__ = [
     "CLEAN",
     "MOST_CONFLICTS",
+    "MOST_IDLE_SECONDS",
     "NOT_NOW",
     "Backoff",
     "Executor",

@@ -17,6 +17,7 @@ from .settings import PostgresSettings
 __all__ = [
     "BROKEN",
     "IDLE_SECONDS",
+    "MOST_IDLE_SECONDS",
     "NOT_NOW",
     "Backoff",
     "Link",
@@ -47,6 +48,7 @@ _SERVER_SETTINGS = {
     **_OF_THE_PLANNER,
 }
 IDLE_SECONDS = 300.0  # after which the server ends the transaction of a handler that sends it nothing
+MOST_IDLE_SECONDS = 2_147_483.0  # that PostgreSQL takes for it: 24.8 days
 _FOR_HANDLERS = {
     "application_name": "sidings",
     "idle_in_transaction_session_timeout": f"{int(IDLE_SECONDS)}s",

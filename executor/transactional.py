@@ -28,7 +28,7 @@ from ..jobs import (
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
 from .forks import end_if_forked, forks_so_far
-from .link import BROKEN, IDLE_SECONDS, connect, takes_no_writes
+from .link import BROKEN, IDLE_SECONDS, MOST_IDLE_SECONDS, connect, takes_no_writes
 from .outages import Outages
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
@@ -39,7 +39,6 @@ __all__ = ["CLEAN", "Superseded", "Transactional"]
 log = logging.getLogger("sidings.executor")
 
 _SUPERSEDED, _OVER = "SD001", "SD002"
-_MOST_SECONDS = 2_147_483.0  # the most that PostgreSQL takes
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
 _DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
@@ -147,7 +146,7 @@ class Transactional:
         try:
             try:
                 connection, transaction = await self._begin(
-                    min(max(job_type.timeout or 0.0, IDLE_SECONDS), _MOST_SECONDS)
+                    min(max(job_type.timeout or 0.0, IDLE_SECONDS), MOST_IDLE_SECONDS)
                 )
             except PostgresUnavailable as error:  # no failure of the handler's, which has not run
                 log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..executor import MOST_IDLE_SECONDS
 from ..jobs import Registry
 from ..kafka import Directory, StatelessSubscription, Subscription
 from ..kafka.subscription import MESSAGE_PREFIX
@@ -76,7 +77,8 @@ class Subscriptions:
 
     def idle_seconds(self, batch_seconds: float) -> float | None:
         """How long a handler's transaction may be silent: a little longer than the slowest of them may take after the
-        others of its batch, where none uses the transaction. None: for any time, as one of them may take.
+        others of its batch, where none uses the transaction, but no longer than Postgres takes. None: for any time, as
+        one of them may take.
 
         batch_seconds: How long handlers of one batch are begun.
         """
@@ -85,7 +87,7 @@ class Subscriptions:
             if subscription.timeout is None:
                 return None
             longest = max(longest, subscription.timeout + batch_seconds + 5.0)
-        return longest
+        return min(longest, MOST_IDLE_SECONDS)
 
     def _must_be_free(self, topic: str) -> None:
         self.must_be_open(f"the consumer of {topic!r}")

@@ -464,6 +464,39 @@ async def test_callers_that_hang_take_no_connection_of_the_consumers(effects, to
     assert refusals == {"no connection to Postgres: all 2 connections are in use; see pool_size"}
 
 
+async def test_a_handler_may_take_longer_than_postgres_can_say(effects, topic, sidings_kafka):
+    """Every connection of the consumers' pool was refused, for ever, and told as an outage of Postgres."""
+    name, seen = await topic(), list[str]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, timeout=30 * 86_400)
+    async def on_number(message: Message[Number], tx: Transaction) -> None:
+        seen.append(await tx.fetchval("SHOW idle_in_transaction_session_timeout"))
+
+    async with service:
+        async with service.transaction() as tx:
+            assert await tx.fetchval("SHOW idle_in_transaction_session_timeout") == "2147483s"
+        await produce(sidings_kafka, name, [1])
+        await eventually(offset_reaches(effects, name, 1))
+    assert seen == ["2147483s"]
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "expected"),
+    [([], 30.0), ([1.0], 30.0), ([1.0, 60.0], 65.5), ([60.0, 1e300], 2_147_483.0), ([1e300, None], None)],
+)
+def test_a_transaction_may_be_silent_as_long_as_the_slowest_handler_may_take(
+    timeouts: list[float | None], expected: float | None
+) -> None:
+    service = a_service("postgresql://localhost/x", "localhost:1")
+    for number, timeout in enumerate(timeouts):
+        service.consumer(f"t{number}", timeout=timeout)(on_message)
+    assert service._subscriptions.idle_seconds(0.5) == expected
+
+
+async def on_message(message: Message[object], tx: Transaction) -> None: ...
+
+
 async def test_messages_that_stand_aside_do_not_take_the_only_place_of_their_own_handlers(
     effects, topic, sidings_kafka
 ):
