@@ -110,8 +110,9 @@ def _near(grouped: DataFrame, pieces: DataFrame) -> DataFrame:
     fits into memory whatever it stands for: two that meet only let more pass. Where stops last for weeks, because jobs
     are held, there would be too many minutes: longer pieces of time are taken.
     """
-    [row] = pieces.agg(f.coalesce(f.sum(f.col("end") - f.col("begin")), f.lit(0)).alias("total")).collect()
-    unit = max(_MINUTE, row.asDict()["total"] // _MOST_PLACES)
+    lasted = (f.col("end") - f.col("begin")).cast("double")
+    [row] = pieces.agg(f.coalesce(f.sum(lasted), f.lit(0)).alias("total")).collect()
+    unit = max(_MINUTE, int(row.asDict()["total"]) // _MOST_PLACES)
 
     def place(time: Column) -> Column:
         return f.pmod(f.xxhash64("key", time), f.lit(1 << 23)).alias("place")
@@ -167,7 +168,7 @@ def _summed(found: DataFrame, *keys: str, groups: bool = False) -> DataFrame:
     return found.groupBy(*keys).agg(
         f.count("*").alias("stops"),
         f.count_distinct("job_id").alias("jobs"),
-        (f.sum("blocked") / 1e6).alias("blocked_seconds"),
+        (f.sum(f.col("blocked").cast("double")) / 1e6).alias("blocked_seconds"),
         (f.max("blocked") / 1e6).alias("longest_seconds"),
         (f.sum("delayed") / 1e6).alias("delayed_job_seconds"),
         f.timestamp_micros(f.min("begin")).alias("first"),

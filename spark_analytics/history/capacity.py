@@ -92,7 +92,7 @@ def capacity(
     """
     check_instance(concurrency, utilisation)
     started = attempts.where(f.col("started").isNotNull())
-    ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0))
+    ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0)).cast("double")  # a sum as in `skew`
     # What was ready before the window is work that the window had to do as well: it counts as ready at its beginning.
     ready = f.greatest(f.col("ready"), f.lit(selection.since_us))
     by_type = started.groupBy("type", bucket_of(ready, selection).alias("bucket")).agg(

@@ -15,8 +15,9 @@ _LEAST = 3  # attempts of a group that is called slow
 
 def by_group(attempts: DataFrame) -> DataFrame:
     """Attempts by type, origin and group, with what the answers below need of them."""
-    ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0))
-    waited = f.greatest(f.col("started") - f.col("ready"), f.lit(0))
+    # Of many jobs together, more microseconds than a bigint has: ten million that waited for eleven days.
+    ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0)).cast("double")
+    waited = f.greatest(f.col("started") - f.col("ready"), f.lit(0)).cast("double")
     return attempts.groupBy("type", "origin", "group").agg(
         f.count("*").alias("attempts"),
         f.count("started").alias("started"),

@@ -44,7 +44,7 @@ def _by_bucket(attempts: DataFrame, selection: Selection) -> DataFrame:
 
 def counted(attempts: DataFrame, selection: Selection) -> DataFrame:
     """Attempts by type, bucket and outcome; small, and the ground of `throughput` and `rates`."""
-    ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0))
+    ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0)).cast("double")  # a sum as in `skew`
     rows = _by_bucket(attempts, selection).groupBy("type", "bucket", "outcome")
     return rows.agg(f.count("*").alias("n"), f.sum(ran).alias("ran"), f.count("started").alias("started"))
 
