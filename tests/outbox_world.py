@@ -540,6 +540,9 @@ class SimSender:
     def late(self, _topic: str, _partitions: object) -> TimeoutError:
         return TimeoutError("Kafka did not acknowledge in time")
 
+    def sent_again(self, _topic: str, _partition: int) -> bool:
+        return False
+
     async def send(self, batch: SimBatch, topic: str, partition: int) -> "asyncio.Future[object]":
         world, choose = self.world, self.world.choose
         if self.closed:

@@ -13,13 +13,16 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from aiokafka.errors import ProducerClosed
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError, ProducerClosed, UnknownError
+from aiokafka.protocol.produce import ProduceRequest
 from sidings.executor import Link, PostgresSettings
 from sidings.kafka.directory import Directory
 from sidings.kafka.outbox.amends import Amends
 from sidings.kafka.outbox.backlog import Row, Slot
 from sidings.kafka.outbox.failures import Failed
 from sidings.kafka.outbox.rounds import Rounds
+from sidings.kafka.outbox.senders import Sender
 from sidings.schema import load_sql
 
 from .directory_support import COMPACTED, quick
@@ -304,22 +307,99 @@ async def test_a_message_that_is_sent_again_for_want_of_an_answer_is_in_doubt(
     assert await doubts(db) == [(b"t1", 5.0)]
 
 
-async def test_what_a_producer_without_numbers_has_sent_is_in_doubt(
-    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any
+async def test_what_a_producer_without_numbers_has_sent_twice_by_itself_is_in_doubt(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any, monkeypatch: pytest.MonkeyPatch
 ):
     rows = await topic("terminals", config=COMPACTED | {"max.message.bytes": "20000"})
     await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{rows}', '{{terminal_id}}', 'is_active')")
     insert = "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ($1, $2)"
+    send, to_lose = AIOKafkaClient.send, list[str]()
+
+    async def lost(client: AIOKafkaClient, node: Any, request: Any, **options: Any) -> Any:
+        answer = await send(client, node, request, **options)
+        if isinstance(request, ProduceRequest) and to_lose:
+            raise KafkaConnectionError(f"{to_lose.pop()} is lost")
+        return answer
+
+    monkeypatch.setattr(AIOKafkaClient, "send", lost)
     async with relaying(database, sidings_kafka) as relay:
         await eventually(lambda: len(relay.held) == 16)
+        to_lose.append("an answer to the shared producer, whose batches have numbers")
         await db.execute(insert, "t1", "a")
         await emptied(database)
-        assert await doubts(db) == []
         await db.execute(insert, "t2", "too large" * 5_000)  # refused: the topic has a producer of its own for a while
         await emptied(database)
         await db.execute(insert, "t3", "a")
         await emptied(database)
-    assert await doubts(db) == [(b"t3", 5.0)]
+        assert await arrived(sidings_kafka, rows) == 2
+        assert await doubts(db) == []
+        to_lose.append("an answer to its own one")
+        await db.execute(insert, "t4", "a")
+        await emptied(database)
+    assert not to_lose
+    assert [record.key for record in await records(sidings_kafka, rows)] == [b"t1", b"t3", b"t4", b"t4"]
+    assert await doubts(db) == [(b"t4", 5.0)]
+
+
+async def test_what_kafka_refuses_for_a_reason_that_the_client_does_not_know_may_be_there_and_is_in_doubt(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, compacted: str, monkeypatch: pytest.MonkeyPatch
+):
+    send, refused = Sender.send, list[int]()  # how many messages each batch had that was refused
+
+    async def unknown(sender: Sender, batch: Any, topic: str, partition: int) -> "asyncio.Future[object]":
+        answer = await send(sender, batch, topic, partition)
+        if 2 in refused:
+            return answer
+        refused.append(batch.record_count())
+        if len(refused) == 3:  # with the fourth one, messages count as refused
+            await db.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t2', 'a')")
+        await answer
+        failed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        failed.set_exception(UnknownError())
+        return failed
+
+    monkeypatch.setattr(Sender, "send", unknown)
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    assert [key for key, _ in await doubts(db)] == [b"t1", b"t2"]
+
+
+@pytest.mark.parametrize("batch_bytes", [500_000, 60_000], ids=["one batch", "two of them"])
+async def test_doubts_end_where_the_topic_takes_smaller_batches_than_the_relay_makes(
+    database: str,
+    db: asyncpg.Connection,
+    sidings_kafka: str,
+    topic: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    batch_bytes: int,
+):
+    """All that was left of a refused batch, or went in smaller ones, counted as sent twice, and was in doubt anew: the
+    table was published every five seconds, for ever."""
+    monkeypatch.setattr("sidings.kafka.outbox.lane_senders._CAREFUL_SECONDS", -1.0)  # a large one each time
+    rows = await topic("terminals", config=COMPACTED | {"max.message.bytes": "20000"})
+    await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{rows}', '{{terminal_id}}', 'is_active')")
+    async with relaying(database, sidings_kafka, batch_bytes=batch_bytes) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        await db.execute(
+            "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) "
+            "SELECT 't' || n, repeat('a', 500) FROM generate_series(1, 200) n"
+        )
+        await emptied(database)
+        assert await doubts(db) == []
+        await db.execute(
+            "INSERT INTO sidings.directory_doubt "
+            "SELECT $1, convert_to(terminal_id, 'UTF8'), now(), now() + interval '5 seconds' FROM terminal_acquirer",
+            rows,
+        )
+        for times, after in ((2, {60.0}), (3, {720.0}), (4, set[float]())):
+            await due(db)
+
+            async def sent(count: int = 200 * times) -> bool:
+                return await arrived(sidings_kafka, rows) >= count
+
+            await eventually(sent)
+            await emptied(database)
+            assert {seconds for _, seconds in await doubts(db)} == after
 
 
 async def test_a_topic_that_fails_gets_no_further_messages(db: asyncpg.Connection, terminals: str):

@@ -12,7 +12,7 @@ from ...errors import PostgresUnavailable
 from ...executor import now
 from ...legible import told
 from ...waiting import set_within
-from .backlog import Lane, Row, repeat
+from .backlog import Lane, Row
 from .failures import NO_TOPIC, Failed, text_of
 from .metrics import OutboxMetrics
 from .recorder import Recorder, clean
@@ -140,7 +140,6 @@ class LaneWorker:
         if failed.stuck:
             await self._rounds.quiet()  # the next messages of these go through other producers
         outstanding = self._rounds.forget()
-        repeat(outstanding)
         # Else a refill would bring what is about to be deleted.
         while lane.unaccounted - self._recorder.locked_of(lane) > len(outstanding):
             lane.event.clear()

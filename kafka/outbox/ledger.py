@@ -19,7 +19,12 @@ class Ledger:
         self._lane = lane
         self._backlog = backlog
         self._recorder = recorder
+        self._handed_over: list[Sequence[Row]] = []
         self._settled: list[Sequence[Row]] = []
+
+    def hand_over(self, rows: list[Row]) -> None:
+        """They are about to be sent."""
+        self._handed_over.append(rows)
 
     def accept(self, rows: list[Row]) -> None:
         """Kafka has acknowledged them."""
@@ -48,6 +53,10 @@ class Ledger:
         """Those of `rows` of which nothing has become yet."""
         settled = {row[:2] for some in self._settled for row in some}  # one id may stand in two slots
         return [row for row in rows if row[:2] not in settled]
+
+    def unanswered(self) -> list[Row]:
+        """What is outstanding and was handed over: Kafka may have it."""
+        return self.unsettled([row for some in self._handed_over for row in some])
 
     def outstanding(self) -> list[Row]:
         """All of the round of which nothing has become yet."""

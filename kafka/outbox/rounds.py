@@ -134,6 +134,7 @@ class Rounds:
 
     def forget(self) -> list[Row]:
         """The round has failed: forget it, and the one that was packed ahead. Returns what is outstanding of it."""
+        repeat(self.ledger.unanswered())
         outstanding, self._prepared = self.ledger.outstanding(), None
         self.ledger = Ledger(self.lane, [], self._backlog, self._recorder)
         return outstanding
@@ -224,7 +225,7 @@ class Rounds:
             if future in unanswered:
                 stuck.add(partition)
                 continue
-            error = future.exception()
+            error = self._error_of(sender, partition, packed, future)
             if error is None:
                 self.ledger.accept(packed)
                 self._doubted_since.pop(partition, None)
@@ -277,8 +278,7 @@ class Rounds:
             self.ledger.refuse(row, reason)
         if not packed.rows:
             return packed, None
-        if not sender.idempotent:  # what aiokafka tries again by itself the broker does not know again
-            repeat(packed.rows)
+        self.ledger.hand_over(packed.rows)
         try:
             return packed, await sender.send(packed.batch, self.lane.topic, partition)
         except (KafkaError, AssertionError, TypeError) as error:  # the topic has just been deleted or recreated
@@ -298,6 +298,15 @@ class Rounds:
                 pending, timeout=max(0.0, settings.delivery_seconds - settings.slow_seconds)
             )
         return pending
+
+    def _error_of(
+        self, sender: Sender, partition: int, rows: list[Row], future: asyncio.Future[object]
+    ) -> BaseException | None:
+        """The error, if any. Where Kafka may have taken more than it says, there may be a second copy of these."""
+        error = future.exception()
+        if isinstance(error, UnknownError) or sender.sent_again(self.lane.topic, partition):
+            repeat(rows)
+        return error
 
     async def _sift(self, partition: int, rows: list[Row]) -> None:
         """`_isolate`, and decide what is at fault where aiokafka does not know the error: the messages, if their
@@ -376,7 +385,7 @@ class Rounds:
             return None, packed.rest
         if await self._answers({future}):
             raise self._senders.failure(sender, sender.late(self.lane.topic, [partition]), unreachable=True)
-        error = future.exception()
+        error = self._error_of(sender, partition, packed.rows, future)
         if error is None:
             self.ledger.accept(packed.rows)
         elif not self._is_refusal(error):

@@ -61,6 +61,9 @@ class Sender:
         self._producer.client.cluster.add_listener(self._forget)
         self._refusals: dict[TopicPartition, str] = {}  # the last of each partition, until it takes something
         self._note_refusals()
+        self._again: set[TopicPartition] = set()  # their last batch is tried again, and may stand there twice
+        if not idempotent:
+            self._note_repeats()
         self.idempotent = idempotent
         self.batch_bytes = settings.batch_bytes
         self.users = 0
@@ -87,6 +90,17 @@ class Sender:
             return answer
 
         client.send = noted
+
+    def _note_repeats(self) -> None:
+        """Nor does it tell that it tries again; but it first puts back what it tries (`reenqueue`, 0.14)."""
+        accumulator: Any = cast(Any, self._producer)._message_accumulator
+        reenqueue = accumulator.reenqueue
+
+        def noted(batch: Any) -> None:
+            self._again.add(batch.tp)
+            reenqueue(batch)
+
+        accumulator.reenqueue = noted
 
     async def start(self) -> None:
         """Connect. Raises `KafkaUnavailable`."""
@@ -146,7 +160,13 @@ class Sender:
     async def send(self, batch: Any, topic: str, partition: int) -> "asyncio.Future[object]":
         """Hand a batch over. The future ends with the acknowledgement or the refusal."""
         batch.close()
+        self._again.discard(TopicPartition(topic, partition))
         return _heard(await cast(Any, self._producer).send_batch(batch, topic, partition=partition))
+
+    def sent_again(self, topic: str, partition: int) -> bool:
+        """Whether aiokafka has tried the partition's last batch more than once, and the broker does not know it again:
+        another copy of it may stand there, or come yet."""
+        return TopicPartition(topic, partition) in self._again
 
     def late(self, topic: str, partitions: Collection[int]) -> TimeoutError:
         """What fails that these partitions have not acknowledged in time."""
