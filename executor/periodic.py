@@ -38,6 +38,7 @@ _BUSY_SECONDS = 0.5  # how often to see whether an earlier tick's job has ended
 _LATER_SECONDS = (0.05, 0.5)  # executors that did not fire the last tick give the one that did so much time
 # That a tick waits before the log says so: a start, or a takeover, is over by then, and missed="skip" still has it.
 _WARN_SECONDS = 50.0
+_PAUSED_SECONDS = 3_600.0  # between two lines about a tick that waits behind a pause: somebody wants it so
 _AHEAD_SECONDS = 60.0  # so far ahead of the server's clock is a tick only where that has been set back
 _AT_ONCE = 500  # origins of one statement
 _JOBS_AT_ONCE = 5_000  # or so: with missed="all" an origin may have a thousand
@@ -279,7 +280,7 @@ class PeriodicLoop:
 
     def _warn(self, row: _Row, ticks: list[datetime], answer: asyncpg.Record) -> None:
         """Say why a tick that is due has not been fired for a while, where it is not because its predecessor runs."""
-        why, level = "", logging.ERROR
+        why, level, again = "", logging.ERROR, _WARN_SECONDS
         if answer["origin"] is None:
             why = (
                 "no executor holds an origin: consume a topic, name one in topics=, or give "
@@ -297,13 +298,14 @@ class PeriodicLoop:
                 f"an earlier job of it in {answer['origin']} has not ended, and its {answer['paused']} is paused: "
                 "`sidings pauses` says by whom and why"
             )
-            level = logging.WARNING  # somebody wants it so
+            level, again = logging.WARNING, _PAUSED_SECONDS
         if not why:
             row.warn_at = None
-        elif row.warn_at is None or now() >= row.warn_at:
-            if row.warn_at is not None:
-                log.log(level, "%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
+        elif row.warn_at is None:
             row.warn_at = now() + _WARN_SECONDS
+        elif now() >= row.warn_at:
+            log.log(level, "%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
+            row.warn_at = now() + again
 
     async def _fire_origins(self, name: str, due: list[tuple[_Row, list[datetime]]]) -> None:
         due = [item for item in due if item[0].origin in self._scheduler.origins]
