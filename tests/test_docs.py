@@ -172,8 +172,37 @@ tests:
               summary: "s: jobs of type pay are tried again and again, and none succeeds"
               description: "`sidings jobs list --type pay` and the log have the errors. They go on by themselves when\\
                 \\ that is mended."
-      - {eval_time: 130m, alertname: SidingsJobsFail, exp_alerts: []}
+      - {eval_time: 180m, alertname: SidingsJobsFail, exp_alerts: []}
 """
+
+
+# Of one type all jobs fail, once an hour; of another the waits grow to as much, until they succeed after eight hours.
+# One job of a third type fails once, and is then taken away. The jobs of a fourth are put off, once an hour.
+RARELY = """
+rule_files: [alerts.yml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'sidings_jobs_total{service="s",type="pay",outcome="retried"}', values: HOURLY}
+      - {series: 'sidings_jobs_total{service="s",type="pay",outcome="succeeded"}', values: 7x600}
+      - series: 'sidings_jobs_total{service="s",type="book",outcome="retried"}'
+        values: 0x9 1 2x1 3x3 4x7 5x15 6x31 7x59 8x59 9x59 10x59 11x59 12x59 13x166
+      - {series: 'sidings_jobs_total{service="s",type="book",outcome="succeeded"}', values: 7x479 8x119}
+      - {series: 'sidings_jobs_total{service="s",type="eta",outcome="retried"}', values: 0x60 1x540}
+      - {series: 'sidings_jobs_total{service="s",type="ask",outcome="snoozed"}', values: HOURLY}
+    promql_expr_test:
+      - {expr: FAILING, eval_time: 50m, exp_samples: [{labels: '{type="book"}', value: 1}]}
+      - {expr: FAILING, eval_time: 132m, exp_samples: [{labels: '{type="book"}', value: 1}]}
+      - expr: FAILING
+        eval_time: 420m
+        exp_samples: [{labels: '{type="book"}', value: 1}, {labels: '{type="pay"}', value: 1}]
+      - {expr: FAILING, eval_time: 590m, exp_samples: [{labels: '{type="pay"}', value: 1}]}
+      - {expr: PUT_OFF, eval_time: 150m}
+      - {expr: PUT_OFF, eval_time: 420m, exp_samples: [{labels: '{type="ask"}', value: 1}]}
+"""
+RARELY = RARELY.replace("HOURLY", " ".join(f"{hour}x59" for hour in range(10)))
+for name, rule in (("FAILING", "SidingsJobsFail"), ("PUT_OFF", "SidingsJobsArePutOff")):
+    RARELY = RARELY.replace(name, f"""'sum by (type) (ALERTS{{alertname="{rule}",alertstate="firing"}})'""")
 
 
 # All jobs of one type are put off for five hours; one that polls has a success now and then; an instance that stops
@@ -352,7 +381,7 @@ def test_alerts_of_directories_are_quiet_while_an_instance_loads() -> None:
     assert f"{lags} and ignoring (partition) sidings_directory_ready == 1) > 0\n        for: 5m\n" in alerts
 
 
-@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, PUT_OFF, ENDING, LOADING])
+@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, RARELY, PUT_OFF, ENDING, LOADING])
 def test_the_rules_tell_what_they_are_to_tell_and_no_more(tests: str, tmp_path: Path) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("Prometheus' promtool is not installed")
