@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import asyncpg
 
-from ..errors import KafkaUnavailable, PostgresUnavailable, SidingsError, UndecodableMessage
+from ..errors import KafkaUnavailable, PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import error_in
 from ..jobs.outcome import place_of
+from ..jobs.retry import that_counts
 from ..legible import legible
 from .clock import now
 from .outages import Outages, after_conflict, conflicts_of
@@ -50,7 +51,7 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     return job
 
 
-def invalid(job_type: JobType[Any], entry: Entry, error: Exception) -> Outcome:
+def invalid(job_type: JobType[Any], entry: Entry, error: BaseException) -> Outcome:
     info, blocks = ErrorInfo.of(error), _blocks(job_type, entry)
     what = "held, and its group blocked, until `sidings jobs retry" if blocks else "held until `sidings jobs release"
     log.error(
@@ -87,16 +88,16 @@ def raised(
 def _meaning(
     job_type: JobType[Any], entry: Entry, error: BaseException, started: float, outages: Outages
 ) -> Outcome | None:
-    match error:
+    match that_counts(error):
         case Superseded():
             return None
         case Discard():
             return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
-        case Snooze():
-            return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
+        case Snooze() as snooze:
+            return Again(OutcomeName.SNOOZED, snooze.seconds, ErrorInfo.of(error))
         case UndecodableMessage():  # of a stored message: no policy gives it up, or tries it for ever
             return invalid(job_type, entry, error)
-        case PostgresUnavailable() if error.blameless or not outages.is_cause(entry):
+        case PostgresUnavailable() as away if away.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
         case KafkaUnavailable():  # what is the fault of a message, or of a topic, is another error
             return _put_off(job_type, entry, error, started, outages.met(entry))
@@ -132,7 +133,7 @@ def made(error: BaseException | type[BaseException]) -> BaseException:
         return broken
 
 
-def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:
+def failed(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome:
     try:
         outcome = _fitting(
             entry, job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry, started))
@@ -154,7 +155,7 @@ def _tell_failed(entry: Entry, outcome: Outcome, info: ErrorInfo) -> None:
     _tell(entry, what, info)
 
 
-def _put_off(job_type: JobType[Any], entry: Entry, error: SidingsError, started: float, times: int) -> Outcome:
+def _put_off(job_type: JobType[Any], entry: Entry, error: BaseException, started: float, times: int) -> Outcome:
     """The service's own database or Kafka is away, which is no failure of the handler's. The waits grow, for the sake
     of whom it has called before, and who may be well. times: attempts before this that met it."""
     elapsed = _elapsed(entry, started)
@@ -177,7 +178,9 @@ def judged(job_type: JobType[Any], entry: Entry, result: object, started: float)
     """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that.
     Of an outage or a conflict it is not asked."""
     error = error_in(result)
-    if isinstance(error, PostgresUnavailable | KafkaUnavailable | asyncpg.SerializationError):
+    if isinstance(error, BaseException) and isinstance(
+        that_counts(error), PostgresUnavailable | KafkaUnavailable | asyncpg.SerializationError
+    ):
         raise error
     try:
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))

@@ -26,6 +26,7 @@ from ..jobs import (
     Transaction,
 )
 from ..jobs.middleware import Call, Middleware, call_through, completed
+from ..jobs.retry import that_counts
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .link import BROKEN, IDLE_SECONDS, MOST_IDLE_SECONDS, connect, takes_no_writes
@@ -205,11 +206,12 @@ class Transactional:
                 raise _Rejected(outcome)
         except BaseException as error:
             end_if_forked(forks, error)
-            if isinstance(error, Exception) and not isinstance(error, _DECIDED):
+            counts = that_counts(error)
+            if isinstance(error, Exception) and not isinstance(counts, _DECIDED):
                 tx = job.transaction
                 if await takes_no_writes(connection, error, failed=tx is not None and (tx.failed or tx.lent)):
                     return self._read_only(connection, entry, error)
-                if connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                if connection.is_closed() or isinstance(counts, asyncpg.ReadOnlySQLTransactionError):
                     connection.terminate()
                     raise _Lost(started) from error
             await self._undo(connection, transaction, job.transaction)

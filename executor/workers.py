@@ -28,6 +28,7 @@ from ..jobs import (
 )
 from ..jobs.context import current_work
 from ..jobs.middleware import Call, call_through, completed, is_error
+from ..jobs.retry import that_counts
 from .attempts import Finished, failed, invalid, job_of, judged, made, raised, results
 from .clock import now
 from .forks import end_if_forked, forks_so_far
@@ -467,7 +468,7 @@ class Workers:
         """The handler raised. One that is cancelled because the origin is given up may raise anything on its way out,
         as a task group does of which a task fails to clean up: that is no failure. A plain function is not cancelled.
         """
-        decided = isinstance(error, Discard | Snooze | RetryAfter | Superseded)
+        decided = isinstance(that_counts(error), Discard | Snooze | RetryAfter | Superseded)
         cut_off = worker.reason is CancelReason.STOPPING and job_type.is_async
         if cut_off and not decided:
             return self._cancelled(worker, job_type, entry, error, started)

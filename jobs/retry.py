@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+import asyncpg
 from tenacity import (
     Future,
     RetryCallState,
@@ -33,10 +34,10 @@ from tenacity.retry import retry_base
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
-from ..errors import ConfigurationError, SidingsError
+from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, SidingsError
 from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, Hold, Outcome, OutcomeName, place_of
 
-__all__ = ["Discard", "Retry", "RetryAfter", "Snooze"]
+__all__ = ["Discard", "Retry", "RetryAfter", "Snooze", "asked_seconds", "leaves_of", "that_counts"]
 
 _LEAST_PUT_OFF_SECONDS = 1.0
 
@@ -95,7 +96,7 @@ class Retry:
             ``attempt_number`` counts the failures of this job over all executors (losses and snoozes do not count), and
             ``seconds_since_start`` runs from the start of the first attempt that failed.
         retry: Which failures (or results) are worth another attempt; a tenacity ``retry_if_*``. Default: every
-            exception.
+            exception. Of an exception group, as that of a task group, it is asked about the errors in it.
         on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload). ``"hold"`` keeps it for a
             person while its group goes on. ``"block"`` keeps it at the head of its group, which waits for a person.
 
@@ -154,15 +155,22 @@ class Retry:
         return any(type(part) not in _EXCEPTIONS_ONLY for part in _parts(self.retry))
 
     def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
-        """What follows `error`.
+        """What follows `error`; of an exception group, what follows the first of its errors that is retried. Those that
+        say themselves when come last, the longest first; a `Snooze` beside a failure is a `Retry.after`.
 
         Args:
             failures: Failed attempts before this one.
             elapsed: Seconds since the first failed attempt started.
         """
         info = ErrorInfo.of(error).at(place_of(error))
-        state = _call_state(failures, elapsed, error)
-        return self._decide(state, info, error.seconds if isinstance(error, RetryAfter) else None)
+        errors = [each for each in leaves_of(error) if not isinstance(each, Discard)] or [error]
+        given_up: list[Outcome] = []
+        for each in sorted(errors, key=_longest, reverse=True):
+            outcome = self._decide(_call_state(failures, elapsed, each), info, asked_seconds(each))
+            if isinstance(outcome, Again):
+                return outcome
+            given_up.append(outcome)
+        return given_up[0]
 
     def put_off(self, error: BaseException, *, failures: int, elapsed: float) -> Again:
         """What follows `error` where it is no failure of the handler's.
@@ -173,7 +181,7 @@ class Retry:
             failures: As many as the wait is to be for.
             elapsed: Seconds since the first failed attempt started.
         """
-        state = _call_state(failures, elapsed, error)
+        state = _call_state(failures, elapsed, that_counts(error))
         delay = max(self._delay(state), _LEAST_PUT_OFF_SECONDS)
         return Again(OutcomeName.SNOOZED, delay, ErrorInfo.of(error).at(place_of(error)))
 
@@ -205,6 +213,55 @@ class Retry:
         if self.on_exhausted == "skip":
             return End(OutcomeName.DISCARDED, info)
         return Hold(reason, info, blocks=self.on_exhausted == "block")
+
+
+def that_counts(error: BaseException) -> BaseException:
+    """The error by which an attempt is judged that has raised `error`: of an exception group that which is in it.
+
+    Of several an outage, or else a conflict of transactions: what has failed beside these may have failed because of
+    them, and else it does so again when they are over. A `Discard` counts only where there is nothing else, a `Snooze`
+    or `Retry.after`, the longest, beside its like and `Discard` only: none ends, or puts off uncounted, what another
+    error says of. Else it is the group: `Retry.decide` judges all that is in it.
+    """
+    errors = list(leaves_of(error))
+    for kind in (PostgresUnavailable, KafkaUnavailable, asyncpg.SerializationError):
+        if found := [each for each in errors if isinstance(each, kind)]:  # those that are counted before the blameless
+            return min(found, key=lambda each: isinstance(each, PostgresUnavailable) and each.blameless)
+    others = [each for each in errors if not isinstance(each, Discard)] or errors[:1]
+    if len(others) == 1:
+        return others[0]
+    for kind in (Snooze, RetryAfter):
+        if all(isinstance(each, kind) for each in others):
+            return max(others, key=_longest)
+    return error
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """What an `ExceptionGroup` is made of, in its order, of groups in it, too; else the error itself. A class of the
+    author's that is derived from it is an error like any other, and so is a group with what is no `Exception`."""
+    left = [error]  # no recursion: what a handler raises may be ever so deep
+    while left:
+        each = left.pop()
+        if type(each) is ExceptionGroup:
+            left += reversed(each.exceptions)
+        else:
+            yield each
+
+
+def asked_seconds(error: BaseException) -> float | None:
+    """After how long a `Snooze` or `Retry.after` wants the next attempt. None of all else, and where a subclass of the
+    author's does not say, or says what is no time: then it has failed like any other."""
+    if not isinstance(error, Snooze | RetryAfter):
+        return None
+    try:
+        return Again(OutcomeName.SNOOZED, error.seconds).delay
+    except Exception:  # noqa: BLE001 - whatever the author's class does when it is asked
+        return None
+
+
+def _longest(error: BaseException) -> float:
+    """To compare by: first what the policy is asked about, and a `Snooze` that does not say, which has failed."""
+    return math.inf if (seconds := asked_seconds(error)) is None else seconds
 
 
 def _parts(strategy: object) -> Iterator[object]:

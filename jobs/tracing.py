@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .context import TRACEPARENT, current_work, shared_headers
 from .middleware import Call, Middleware, Next
-from .retry import Discard, Snooze
+from .retry import Discard, Snooze, that_counts
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -48,12 +48,12 @@ class _Spans:
         ) as span:
             try:
                 return await call_next()
-            except (Discard, Snooze) as steering:
-                span.set_attribute("sidings.outcome", "discarded" if isinstance(steering, Discard) else "snoozed")
-                raise
             except BaseException as error:
-                span.record_exception(error)
-                span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+                if isinstance(counts := that_counts(error), Discard | Snooze):
+                    span.set_attribute("sidings.outcome", "discarded" if isinstance(counts, Discard) else "snoozed")
+                else:
+                    span.record_exception(error)
+                    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
                 raise
 
     def _origin(self) -> "tuple[Context, list[Link]]":

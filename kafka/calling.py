@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from ..jobs import Again, ErrorInfo, OutcomeName, Snooze
+from ..jobs import ErrorInfo, Snooze
 from ..jobs.context import Within, current_work, work_origin
 from ..jobs.outcome import place_of
+from ..jobs.retry import asked_seconds
 from ..legible import legible
 from .message import Message
 
@@ -19,7 +20,6 @@ __all__ = [
     "failure_of",
     "puts_off",
     "shown",
-    "snoozed",
     "text_of",
     "told_of",
     "unusual",
@@ -66,18 +66,10 @@ def unusual(error: BaseException, task: "asyncio.Task[Any] | None") -> RuntimeEr
     return RuntimeError(f"the handler raised {told_of(error)}")
 
 
-def snoozed(snooze: Snooze) -> float | None:
-    """For how long. None where a subclass of the author's does not say, or says what is no time: then it has failed."""
-    try:
-        return Again(OutcomeName.SNOOZED, snooze.seconds).delay
-    except Exception:  # noqa: BLE001 - whatever the author's class does when it is asked
-        return None
-
-
 def puts_off(error: BaseException) -> bool:
     """Whether what decodes a message says with it that it cannot do so now, as where it does not reach the schema
     registry. All else that it raises is the message's own fault."""
-    return isinstance(error, Snooze) and snoozed(error) is not None
+    return isinstance(error, Snooze) and asked_seconds(error) is not None
 
 
 @contextmanager

@@ -20,9 +20,10 @@ from aiokafka.errors import (
 
 from ..errors import UndecodableMessage
 from ..jobs import Snooze
+from ..jobs.retry import asked_seconds
 from ..outage import Outage
 from ..waiting import set_within, unless_set
-from .calling import snoozed, text_of
+from .calling import text_of
 from .membership import UNREADABLE, AnyOf
 from .message import Record
 from .partition import Item, Partition, State, tell_undecodable
@@ -339,7 +340,7 @@ class FetchLoop(ABC):
                 partition.items.append(self._item(partition, record))
             except Snooze as snooze:
                 self.put_off.failed(f"{partition.origin} offset {record.offset}: {text_of(snooze)}")
-                partition.put_off = time.monotonic() + max(snoozed(snooze) or 0.0, _POLL_SECONDS)
+                partition.put_off = time.monotonic() + max(asked_seconds(snooze) or 0.0, _POLL_SECONDS)
                 partition.end = record.offset
                 self._client.seek(partition.tp, record.offset)
                 return

@@ -12,6 +12,7 @@ from ..errors import PostgresUnavailable
 from ..executor import end_if_forked, forks_so_far, takes_no_writes
 from ..jobs import Snooze, Transaction
 from ..jobs.context import current_work
+from ..jobs.retry import leaves_of, that_counts
 from ..jobs.transaction import is_closed
 from ..legible import told
 from .calling import told_of, unusual
@@ -236,8 +237,9 @@ class Handling:
             connection = tx.opened()
             if await takes_no_writes(connection, error, failed=tx.failed or tx.lent):
                 raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
-            away = isinstance(error, PostgresUnavailable) and not error.blameless
-            if away or server_is_gone(error, connection):
+            counts = that_counts(error)
+            away = isinstance(counts, PostgresUnavailable) and not counts.blameless
+            if away or any(server_is_gone(each, connection) for each in leaves_of(error)):
                 partition.cuts += 1
                 if partition.cuts <= _MAX_CUTS:
                     raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error

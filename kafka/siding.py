@@ -15,10 +15,11 @@ import asyncpg
 from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import MOST_CONFLICTS, Backoff, after_conflict
 from ..jobs import Again, Discard, Snooze
+from ..jobs.retry import asked_seconds, that_counts
 from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import failure_of, snoozed, text_of
+from .calling import failure_of, text_of
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -94,21 +95,22 @@ class Siding:
         if item.void:  # by now; it comes again, or another process has it
             return
         where = f"{partition.origin} offset {item.record.offset}"
-        if isinstance(error, Discard):
+        counts = that_counts(error)
+        if isinstance(counts, Discard):
             await self._handling.discard(item)
             self.outage.over()
             log.warning("%s: discarded: %s", where, text_of(error))
-        elif isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
+        elif isinstance(counts, Snooze) and (seconds := asked_seconds(counts)) is not None:
             await set_within(partition.left, seconds)
-        elif isinstance(error, PostgresUnavailable) and error.blameless:  # as of a `service.transaction()` of its own
+        elif isinstance(counts, PostgresUnavailable) and counts.blameless:  # as of a `service.transaction()` of its own
             self._not_settled(item, text_of(error))
             self._metrics.postgres_error()
             await set_within(partition.left, _AWAY_SECONDS)
-        elif isinstance(error, KafkaUnavailable):  # as of what it sends by itself
+        elif isinstance(counts, KafkaUnavailable):  # as of what it sends by itself
             self._not_settled(item, text_of(error))
             self._metrics.kafka_error()
             await set_within(partition.left, _AWAY_SECONDS)
-        elif isinstance(error, asyncpg.SerializationError) and partition.conflicts < MOST_CONFLICTS:
+        elif isinstance(counts, asyncpg.SerializationError) and partition.conflicts < MOST_CONFLICTS:
             partition.conflicts += 1
             delay = after_conflict(partition.conflicts)
             log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))

@@ -10,10 +10,11 @@ import asyncpg
 from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import MOST_CONFLICTS, after_conflict, end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
+from ..jobs.retry import asked_seconds, that_counts
 from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import failure_of, snoozed, text_of, unusual
+from .calling import failure_of, text_of, unusual
 from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
@@ -59,7 +60,6 @@ class StatelessHandling:
     async def _attempts(self, partition: StatelessPartition, item: Item) -> tuple[str | None, str | None]:
         """(result, None) when the message is done with, (None, error) when it is to be buried, (None, None) when the
         partition is being given up."""
-        topic = self._subscription.topic
         where = f"{partition.origin} offset {item.record.offset}"
         while True:
             started = time.monotonic()
@@ -67,47 +67,52 @@ class StatelessHandling:
                 await self._call(partition, item)
                 self.outage.over()
                 return "handled", None
-            except Discard as error:
-                log.warning("%s: discarded: %s", where, text_of(error))
-                return "discarded", None
-            except (PostgresUnavailable, KafkaUnavailable) as error:  # no message is to blame
-                self.outage.failed(error)
-                if isinstance(error, KafkaUnavailable):  # of one partition, perhaps, while other messages go on
-                    self._metrics.kafka_error()
-                else:
-                    self._metrics.postgres_error()
-                partition.failing.setdefault(item.record.offset, Failing(started))
-                delay = _AWAY_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
-                if partition.leaving.is_set():  # or that is what it makes of its cancellation
+                counts = that_counts(error)
+                if isinstance(counts, Discard):
+                    log.warning("%s: discarded: %s", where, text_of(error))
+                    return "discarded", None
+                if isinstance(counts, PostgresUnavailable | KafkaUnavailable):  # no message is to blame
+                    self.outage.failed(text_of(error))
+                    if isinstance(counts, KafkaUnavailable):  # of one partition, perhaps, while other messages go on
+                        self._metrics.kafka_error()
+                    else:
+                        self._metrics.postgres_error()
+                    partition.failing.setdefault(item.record.offset, Failing(started))
+                    delay = _AWAY_SECONDS
+                elif partition.leaving.is_set():  # or that is what it makes of its cancellation
                     log.warning("%s: failed while its partition is given up: %s", where, legible(failure_of(error)))
                     return None, None
-                if isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
-                    if await set_within(partition.leaving, seconds):
-                        return None, None
-                    continue
-                failing = partition.failing.setdefault(item.record.offset, Failing(started))
-                if isinstance(error, asyncpg.SerializationError) and failing.conflicts < MOST_CONFLICTS:
-                    failing.conflicts += 1
-                    delay = after_conflict(failing.conflicts)
-                    log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))
-                    if await set_within(partition.leaving, delay):
-                        return None, None
-                    continue
-                self._metrics.failed(topic)
-                told = failure_of(error)
-                if not failing.failures:  # an outage before it is none
-                    failing.since = started
-                outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
-                failing.failures, failing.conflicts = failing.failures + 1, 0
-                if not isinstance(outcome, Again):
-                    log.error("%s: given up after %s attempts: %s", where, failing.failures, legible(told))
-                    return None, told
-                self._metrics.retried(topic)
-                delay = outcome.delay
-                log.warning("%s: attempt %s failed, again in %.1f s: %s", where, failing.failures, delay, legible(told))
+                elif isinstance(counts, Snooze) and (seconds := asked_seconds(counts)) is not None:
+                    delay = seconds
+                else:
+                    failing = partition.failing.setdefault(item.record.offset, Failing(started))
+                    if isinstance(counts, asyncpg.SerializationError) and failing.conflicts < MOST_CONFLICTS:
+                        failing.conflicts += 1
+                        delay = after_conflict(failing.conflicts)
+                        log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))
+                    else:
+                        delay, told = self._failed(failing, error, started, where)
+                        if delay is None:
+                            return None, told
             if await set_within(partition.leaving, delay):
                 return None, None
+
+    def _failed(self, failing: Failing, error: Exception, started: float, where: str) -> tuple[float | None, str]:
+        """The seconds until the next attempt, None where there is none, and what has failed."""
+        topic, told = self._subscription.topic, failure_of(error)
+        self._metrics.failed(topic)
+        if not failing.failures:  # an outage before it is none
+            failing.since = started
+        outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
+        failing.failures, failing.conflicts = failing.failures + 1, 0
+        if not isinstance(outcome, Again):
+            log.error("%s: given up after %s attempts: %s", where, failing.failures, legible(told))
+            return None, told
+        self._metrics.retried(topic)
+        delay = outcome.delay
+        log.warning("%s: attempt %s failed, again in %.1f s: %s", where, failing.failures, delay, legible(told))
+        return delay, told
 
     async def _call(self, partition: StatelessPartition, item: Item) -> None:
         """One call of the handler."""

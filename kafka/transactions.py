@@ -13,6 +13,7 @@ import asyncpg
 from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from ..executor import CLEAN, PostgresSettings, keep_from_children, refuses_writes, takes_no_writes
 from ..jobs import Connection, Transaction
+from ..jobs.retry import leaves_of, that_counts
 from ..jobs.transaction import is_closed
 from ..schema import connect_any
 from .checks import check_loop
@@ -234,11 +235,13 @@ class Transactions:
         self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection, tx: Transaction
     ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
-        gone = isinstance(error, _OF_POSTGRES) and (server_is_gone(error, connection) or refuses_writes(error))
+        of_postgres = [each for each in leaves_of(error) if isinstance(each, _OF_POSTGRES)]
+        gone = next((each for each in of_postgres if server_is_gone(each, connection) or refuses_writes(each)), None)
         blameless = False
-        if gone or isinstance(error, PostgresUnavailable):
+        if gone is not None or isinstance(that_counts(error), PostgresUnavailable):
             try:
-                blameless = gone and await _takes_no_writes(connection, error, failed=tx.failed or tx.lent)
+                if gone is not None:
+                    blameless = await _takes_no_writes(connection, gone, failed=tx.failed or tx.lent)
             finally:  # Also where it still answers: a demoted primary must not come back from the pool.
                 terminate(connection)
         elif tx.lent:  # what the block has left running may go on with asyncpg's own object, which must lead nowhere
@@ -246,7 +249,7 @@ class Transactions:
             terminate(connection)
         else:
             await self._roll_back(rollback, connection)
-        if gone:
+        if gone is not None:
             told = f"the connection to Postgres broke: {error!r}"
             raise PostgresUnavailable.without_blame(told, blameless) from error
 

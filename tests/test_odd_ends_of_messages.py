@@ -33,6 +33,13 @@ class Until(Snooze):
         self.seconds = seconds
 
 
+def deep(error: Exception) -> Exception:
+    """Deeper than Python's recursion may go."""
+    for _ in range(2_000):
+        error = ExceptionGroup("of a task group", [error])
+    return error
+
+
 ODD_ENDS: dict[str, Callable[[], BaseException]] = {
     "a panic": lambda: Panic("index out of bounds"),
     "GeneratorExit": GeneratorExit,
@@ -41,6 +48,8 @@ ODD_ENDS: dict[str, Callable[[], BaseException]] = {
     "a Snooze for NaN": lambda: Until(float("nan")),
     "a Snooze for a text": lambda: Until("soon"),
     "a Snooze for ever": lambda: Until(float("inf")),
+    "groups in groups": lambda: deep(ValueError("v")),
+    "a group of a Snooze without seconds": lambda: ExceptionGroup("of a task group", [Unsaid("x"), Unsaid("y")]),
 }
 
 

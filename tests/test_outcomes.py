@@ -711,6 +711,13 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+def deep(error: Exception) -> Exception:
+    """Deeper than Python's recursion may go."""
+    for _ in range(2_000):
+        error = ExceptionGroup("of a task group", [error])
+    return error
+
+
 ODD_ENDS: dict[str, tuple[Callable[[Job[Ride]], Any], bool, str, str]] = {
     "CancelledError": (lambda job: _raise(asyncio.CancelledError()), True, "retried", "raised CancelledError"),
     "a BaseException": (lambda job: _raise(Unusual("odd")), True, "retried", "odd"),
@@ -738,6 +745,21 @@ ODD_ENDS: dict[str, tuple[Callable[[Job[Ride]], Any], bool, str, str]] = {
     "a lone surrogate": (lambda job: _raise(ValueError("a\ud800b")), True, "retried", "a\\ud800b"),
     "a megabyte": (lambda job: _raise(ValueError("x" * 2**20)), True, "retried", "xxx"),
     "an exception group": (lambda job: _raise(ExceptionGroup("two", [ValueError("v")])), True, "retried", "two"),
+    "a group of a Discard": (lambda job: _raise(ExceptionGroup("one", [Discard("d")])), True, "discarded", "one"),
+    "a group of a Snooze": (lambda job: _raise(ExceptionGroup("one", [Snooze(9)])), True, "snoozed", "one"),
+    "a group of a Snooze for a text": (
+        lambda job: _raise(ExceptionGroup("one", [Until("soon"), Snooze(9)])),
+        True,
+        "retried",
+        "'soon' seconds",
+    ),
+    "groups in groups": (lambda job: _raise(deep(Discard("d"))), True, "discarded", ""),
+    "a group of a BaseException": (
+        lambda job: _raise(BaseExceptionGroup("two", [Unusual("odd"), Discard("d")])),
+        True,
+        "retried",
+        "the handler raised BaseExceptionGroup: two",
+    ),
 }
 
 

@@ -123,7 +123,7 @@ async def test_one_trace_shows_message_job_and_published_message(
 
 async def test_every_attempt_is_a_span_and_only_failures_are_errors(database: str, spans: InMemorySpanExporter) -> None:
     registry = traced()
-    ends = [ValueError("no answer"), Snooze(0.01), Discard("given up")]
+    ends = [ValueError("no answer"), Snooze(0.01), ExceptionGroup("of a task group", [Snooze(0.01)]), Discard("no")]
 
     @registry.job(retry=Retry(wait=wait_none()))
     async def ride(job: Job[Ride]) -> None:
@@ -131,12 +131,12 @@ async def test_every_attempt_is_a_span_and_only_failures_are_errors(database: st
 
     await enqueue(database, ride, [Ride()], headers={"traceparent": TRACEPARENT})
     async with running(database, registry):
-        found = await ended(spans, 3)
-    assert [span.status.status_code for span in found] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET]
+        found = await ended(spans, 4)
+    assert [span.status.status_code for span in found] == [StatusCode.ERROR, *[StatusCode.UNSET] * 3]
     assert found[0].status.description == "ValueError: no answer"
     assert [event.name for event in found[0].events] == ["exception"]
     assert [span.attributes and span.attributes.get("sidings.outcome") for span in found] == [
-        None, "snoozed", "discarded"
+        None, "snoozed", "snoozed", "discarded"
     ]  # fmt: skip
     assert {parent_of(span) for span in found} == {(TRACE_ID, SPAN_ID)}
 

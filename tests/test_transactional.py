@@ -416,8 +416,9 @@ async def test_a_handler_whose_connection_is_lost_each_time_has_failed(
     await killer.close()
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 async def test_what_a_handler_decides_counts_although_its_connection_was_lost(
-    connection: asyncpg.Connection, database: str, start: Start
+    connection: asyncpg.Connection, database: str, start: Start, grouped: bool
 ) -> None:
     registry, killer = Registry(), await asyncpg.connect(database)
 
@@ -427,7 +428,8 @@ async def test_what_a_handler_decides_counts_although_its_connection_was_lost(
         inner.add_termination_listener(lambda _: lost.set())
         await killer.execute("SELECT pg_terminate_backend($1)", inner.get_server_pid())
         await lost.wait()
-        raise Discard("nobody needs it any more")
+        error = Discard("nobody needs it any more")
+        raise ExceptionGroup("of a task group", [error]) if grouped else error
 
     await start(registry)
     async with connection.transaction():

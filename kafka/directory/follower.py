@@ -13,9 +13,10 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from ...errors import DirectoryBehind
 from ...jobs import Snooze
+from ...jobs.retry import asked_seconds
 from ...outage import Outage
 from ...waiting import set_within, unless_set
-from ..calling import puts_off, snoozed, text_of
+from ..calling import puts_off, text_of
 from ..message import Record
 from ..settings import KafkaSettings
 from ..topic_ids import is_another
@@ -117,7 +118,7 @@ class Follower(Generic[T]):
                     self.failure = self.trouble = f"a record cannot be decoded yet: {text_of(snooze)}"
                     self._put_off.failed(text_of(snooze))
                     self.failing_since = self.failing_since or time.monotonic()
-                    await set_within(self._stopping, max(snoozed(snooze) or 0.0, _POLL_SECONDS))
+                    await set_within(self._stopping, max(asked_seconds(snooze) or 0.0, _POLL_SECONDS))
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                     self.failure = self.trouble = _why(error)
                     self._outage.failed(repr(error))
