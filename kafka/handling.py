@@ -219,9 +219,10 @@ class Handling:
         """One call of the handler."""
         token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
         forks, task = forks_so_far(), asyncio.current_task()
-        partition.calls.add(messages[0].offset)
+        offset = messages[0].offset  # the handler may empty the list
+        partition.calls.add(offset)
         try:
-            await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
+            await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(offset))
             tx.check_awaited()
             if is_closed(tx.opened()):  # as where it has caught that: else nobody knew whose message it was
                 raise ConnectionError("the connection to Postgres was closed under a handler")
@@ -251,8 +252,8 @@ class Handling:
                 raise asyncio.CancelledError from error
             raise BatchFailed(failure, index) from error
         finally:
-            partition.calls.discard(messages[0].offset)
-            partition.deaf.discard(messages[0].offset)
+            partition.calls.discard(offset)
+            partition.deaf.discard(offset)
             end_if_forked(forks, sys.exception())
             current_work.reset(token)
 

@@ -483,6 +483,8 @@ async def test_a_list_handler_may_use_its_list_up(effects, topic, sidings_kafka)
     await produce_raw(sidings_kafka, name, *map(as_json, range(8)), headers=[("correlation_id", b"c")])
     async with service:
         await eventually(offset_reaches(effects, name, 8))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 8)
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 8
     rows = await fetch(effects, "SELECT type, origin, headers ->> 'correlation_id' AS id FROM sidings.job")
     assert [tuple(row) for row in rows] == [("follow_up", f"{name}/0", "c")] * 8
 
