@@ -200,6 +200,7 @@ OF_JOBS: dict[str, tuple[list[Exception], Retry, str, float | None]] = {
     "Retry.after": ([Retry.after(50)], ON_NETWORK, "retried", 50),
     "a Snooze without seconds": ([Unsaid()], ONCE, "retried", 60),
     "an outage": ([AWAY, BUG], ONCE, "snoozed", 1),
+    "an outage of Kafka": ([BUG, NO_BROKER], ONCE, "snoozed", 1),
     "a conflict": ([BUG, CONFLICT], ONCE, "snoozed", None),
 }
 
@@ -210,7 +211,11 @@ async def test_a_job_ends_as_what_its_task_group_raised_would_have_it(database: 
     errors, retry, outcome, delay = OF_JOBS[case]
     service = of_jobs(database)
     if kind == "judged":
-        blameless = case in ("an outage", "a conflict")  # of these it is not asked, whatever it would say
+        blameless = case in (
+            "an outage",
+            "an outage of Kafka",
+            "a conflict",
+        )  # of these it is not asked, whatever it would say
         judging = retry_any(retry.retry, retry_if_result(lambda _: blameless))
         retry = Retry(wait=retry.wait, stop=retry.stop, retry=judging)
 
@@ -349,6 +354,7 @@ OF_MESSAGES: dict[str, tuple[Callable[[], list[Exception]], Retry, int, str, int
     "Discard": (lambda: [Discard("x")], Retry(), 2, "discarded", 0),
     "Snooze": (lambda: [Snooze(0.01), Snooze(0.02)], ONCE, 4, "handled", 0),
     "an outage": (lambda: [AWAY, BUG], ONCE, 3, "handled", 0),
+    "an outage of Kafka": (lambda: [BUG, NO_BROKER], ONCE, 3, "handled", 0),
     "a conflict": (lambda: [CONFLICT, BUG], ONCE, 4, "handled", 0),
     "an error that is retried": (
         lambda: [NETWORK, BUG],
@@ -406,10 +412,9 @@ async def test_an_outage_in_a_task_group_undoes_the_batch_and_parks_nothing(effe
     assert tried == [0, 0, 0]
 
 
-@pytest.mark.parametrize("case", [*OF_MESSAGES, "an outage of Kafka"])
+@pytest.mark.parametrize("case", OF_MESSAGES)
 async def test_a_stateless_message_ends_as_what_its_task_group_raised_would_have_it(topic, sidings_kafka, case):
-    of_kafka = (lambda: [BUG, NO_BROKER], ONCE, 1, "handled", 0)
-    make, retry, most, result, failed = OF_MESSAGES.get(case, of_kafka)
+    make, retry, most, result, failed = OF_MESSAGES[case]
     most = min(most, 2) if "outage" in case else 1 if case == "Discard" else most - 1 if failed else most
     failed = min(failed, most)
     name, tried = await topic(), list[int]()
