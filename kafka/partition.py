@@ -124,7 +124,7 @@ class Partition:
         self.state = State.UNPLACED
         self.since = time.monotonic()  # in this state
         self.reason = ""
-        self.next_offset = -1
+        self.next_offset: int = -1
         self.items: deque[Item] = deque()
         self.end = -1
         self.began: int | None = None
