@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,6 +45,10 @@ _SERVER_GONE = (
 # What comes of a connection that is gone. The last one is asyncpg 0.32's, where a shutdown's last message has arrived.
 _NO_ANSWER = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)  # and TimeoutError
 _OF_POSTGRES = (*_NO_ANSWER, NotInTransaction)  # as is said of a job or message that was to be stored
+
+# The blocks of `shared` that this task stands in, also those of the task that has begun it, as of a task group. One
+# that is over is empty: a task that was begun in it may go on.
+_inside: ContextVar[tuple[set["Transactions"], ...]] = ContextVar("sidings_inside", default=())
 
 
 def server_is_gone(error: BaseException, connection: Connection) -> bool:
@@ -104,7 +109,6 @@ class Transactions:
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._places = asyncio.Semaphore(settings.pool_size)  # in `shared`
-        self._inside: set[asyncio.Task[object] | None] = set()  # tasks that have one of these
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that its connections belong to
         self._outdated = False
@@ -172,8 +176,8 @@ class Transactions:
         connections that are the consumers' own stay free for them."""
         self._check()
         seconds, began, places = self.settings.connect_seconds, time.monotonic(), self._places
-        task = asyncio.current_task()
-        nested = task in self._inside
+        nested = any(self in block for block in _inside.get())
+        block: set[Transactions] = {self}
         try:
             async with asyncio.timeout(seconds):
                 await places.acquire()
@@ -182,13 +186,12 @@ class Transactions:
             why = f"all {self.settings.pool_size} connections are in use{own}; see pool_size"
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}", not nested) from error
         try:
-            self._inside.add(task)
+            _inside.set((*filter(None, _inside.get()), block))
             async with self.open(max(0.1, seconds - (time.monotonic() - began))) as tx:
                 yield tx
         finally:
             places.release()
-            if not nested:
-                self._inside.discard(task)
+            block.clear()
 
     @asynccontextmanager
     async def open(self, seconds: float | None = None) -> AsyncGenerator[Transaction]:

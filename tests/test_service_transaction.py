@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import Context
 
 import asyncpg
 import psycopg
@@ -121,19 +123,79 @@ async def test_a_block_that_has_another_in_it_has_its_place_until_its_own_end(da
     async with pool.shared():
         async with pool.shared():
             pass
-        other = asyncio.create_task(take())
+        other = asyncio.create_task(take(), context=Context())
         await asyncio.wait_for(taken.wait(), SECONDS)
-        with (
-            impatient(pool),
-            pytest.raises(PostgresUnavailable, match="one by the block that this one is in") as refused,
-        ):
-            async with pool.shared():
-                pass
-        assert not refused.value.blameless
+        with impatient(pool):
+            refused = await refusal_of(pool)
+        assert "one by the block that this one is in" in str(refused)
+        assert not refused.blameless
         over.set()
         await other
-    assert not pool._inside
+    async with everything_taken(pool):
+        assert (await refusal_of(pool)).blameless
     await pool.stop()
+
+
+async def test_what_was_begun_in_a_block_is_in_it_until_its_end(database: str) -> None:
+    """Also where the task of another service's block has begun it, or its own has had a block meanwhile."""
+    pool, other = transactions(database), transactions(database)
+    ended, asked = asyncio.Event(), asyncio.Event()
+
+    async def ask() -> tuple[bool, bool]:
+        within = await refusal_of(pool)
+        asked.set()
+        await ended.wait()
+        async with pool.shared():
+            pass
+        async with everything_taken(pool):
+            return within.blameless, (await refusal_of(pool)).blameless
+
+    await pool.start()
+    await other.start()
+    async with pool.shared() as tx:
+        await tx.execute("SELECT")
+        async with other.shared():
+            pass
+        async with other.shared():
+            with impatient(pool):
+                asking = asyncio.create_task(ask())
+                await asyncio.wait_for(asked.wait(), SECONDS)
+    ended.set()
+    assert await asking == (False, True)
+    async with other.shared(), everything_taken(pool):
+        assert (await refusal_of(pool)).blameless
+    await pool.stop()
+    await other.stop()
+
+
+async def refusal_of(pool: Transactions) -> PostgresUnavailable:
+    """What a block says that finds no place."""
+    with pytest.raises(PostgresUnavailable, match="connections are in use") as refused:
+        async with pool.shared():
+            pass
+    return refused.value
+
+
+@asynccontextmanager
+async def everything_taken(pool: Transactions) -> AsyncGenerator[None]:
+    """By somebody else, until the block's end."""
+    taken, over = asyncio.Event(), asyncio.Event()
+
+    async def take() -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(pool.settings.pool_size):
+                await stack.enter_async_context(pool.shared())
+            taken.set()
+            await over.wait()
+
+    taking = asyncio.create_task(take(), context=Context())
+    await asyncio.wait_for(taken.wait(), SECONDS)
+    try:
+        with impatient(pool):
+            yield
+    finally:
+        over.set()
+        await taking
 
 
 async def test_a_cancelled_caller_gives_its_connection_back(database: str) -> None:

@@ -31,7 +31,7 @@ from tenacity import (
     wait_none,
 )
 
-from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
+from .consumer_support import Number, a_service, impatient, numbers, offset_reaches, produce, record, sample
 from .support import SECONDS, Ride, enqueue, eventually
 from .test_outages_of_handlers import of_jobs
 from .test_stateless import a_service as a_stateless_service
@@ -345,6 +345,30 @@ async def test_a_connection_that_breaks_in_a_task_group_is_an_outage(database: s
     assert [a.outcome for a in attempts] == ["snoozed", "succeeded"]
     assert attempts[0].error is not None
     assert attempts[0].error.error_class == "sidings.errors.PostgresUnavailable"
+
+
+async def test_a_job_whose_task_group_waits_for_the_place_of_its_own_block_starves_itself(database: str):
+    """A child is another task than the one that has the block: it was put off for ever, uncounted."""
+    service = of_jobs(database, pool_size=1)
+
+    @service.job(retry=ONCE)
+    async def ride(job: Job[Ride]) -> None:
+        async def work() -> None:
+            async with service.transaction():
+                pass
+
+        async with service.transaction(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(work())
+
+    await enqueue(database, ride, [Ride()])
+    async with service.connected():
+        async with service.transaction() as tx:
+            await tx.execute("SELECT")  # there is a connection now
+        with impatient(service._parts.database.transactions):
+            attempts = await drain(service, until=10)
+    assert [a.outcome for a in attempts] == ["snoozed", "snoozed", "discarded"]
+    assert attempts[0].error is not None
+    assert "one by the block that this one is in" in attempts[0].error.message
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
