@@ -443,7 +443,7 @@ class Workers:
         handler = partial(cast(Any, job_type.handler), argument)
         if not job_type.is_async:
             handler = partial(self._handle_plain, worker, job_type, argument)
-        call = Call(job_type.name, jobs[0].origin, jobs=jobs)
+        call = Call(job_type.name, jobs[0].origin, jobs=tuple(jobs))  # the handler may use its list up
         judged, listed = job_type.judges_results, job_type.batch is not None
         try:
             return await call_through(self._middleware, call, handler, judged=judged, listed=listed)

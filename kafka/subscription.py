@@ -126,7 +126,8 @@ class Subscription(Generic[T]):
     async def call(self, messages: list[Message[T]], tx: Transaction) -> None:
         """Run the handler inside of the service's middleware: with the list, or with the only message."""
         if self.middleware:
-            call = Call(self.topic, messages[0].origin, messages=messages, tx=tx)
+            # A tuple: the handler may use its list up.
+            call = Call(self.topic, messages[0].origin, messages=tuple(messages), tx=tx)
             await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
         else:
             await completed(await self.call_handler(messages, tx))

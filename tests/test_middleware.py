@@ -13,7 +13,7 @@ from sidings.testing import drain
 from tenacity import stop_after_attempt, wait_none
 
 from . import guide
-from .consumer_support import a_service, produce_raw
+from .consumer_support import a_service, offset_reaches, produce_raw
 from .support import (
     ORIGIN,
     Ride,
@@ -293,6 +293,50 @@ async def test_a_handler_of_lists_is_wrapped_once_and_its_outcomes_count(databas
     assert [[job.payload.number for job in call.jobs] for call in steps.calls] == [[0, 1, 2, 3]]
     rows = await history(database)
     assert sorted(row["outcome"] for row in rows) == ["discarded", "discarded", "succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_middleware_sees_all_jobs_of_a_handler_that_has_used_its_list_up(database: str, plain: bool) -> None:
+    registry, seen = Registry(), list[int]()
+
+    async def look(call: Call, call_next: Next) -> None:
+        await call_next()
+        seen.extend(job.payload.number for job in call.jobs)
+
+    registry.middleware.append(look)
+
+    async def ride(jobs: list[Job[Ride]]) -> None:
+        jobs.clear()
+
+    def ride_plainly(jobs: list[Job[Ride]]) -> None:
+        jobs.clear()
+
+    handler: Any = ride_plainly if plain else ride
+    declared = registry.job(name="ride", payload=Ride, batch=10, retry=AT_ONCE)(handler)
+    await enqueue(database, declared, [Ride(number=number) for number in range(4)])
+    await drain(database, registry)
+    assert seen == [0, 1, 2, 3]
+
+
+async def test_a_middleware_sees_all_messages_of_a_handler_that_has_used_its_list_up(
+    database: str, sidings_kafka: str, topic: Any
+) -> None:
+    name, seen = await topic(), list[int]()
+    service = a_service(database, sidings_kafka)
+
+    @service.middleware
+    async def look(call: Call, call_next: Next) -> None:
+        await call_next()
+        seen.extend(message.offset for message in call.messages)
+
+    @service.consumer(name, batch=10)
+    async def on_ride(messages: list[Message[Ride]], tx: Transaction) -> None:
+        messages.clear()
+
+    await produce_raw(sidings_kafka, name, VALUE, VALUE)
+    async with service:
+        await eventually(offset_reaches(database, name, 2))
+    assert seen == [0, 1]
 
 
 async def test_what_a_middleware_writes_commits_with_a_transactional_handler_or_not_at_all(database: str) -> None:
