@@ -1,6 +1,7 @@
 """The service as its author sees it: what is declared, what it offers while it runs, and how it is run."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -48,6 +49,8 @@ from .parts import Database, Parts
 from .subscriptions import Subscriptions
 
 __all__ = ["Service"]
+
+log = logging.getLogger("sidings.service")
 
 M = TypeVar("M", bound=Middleware)
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
@@ -438,7 +441,8 @@ class Service:
                 await send_eta(Job.fake(SendEta(...)))
 
         It is for handlers that a test calls, and for a process that only enqueues. Open one block around all that the
-        test, or the process, does. `sidings.testing.drain` opens its own.
+        test, or the process, does. `sidings.testing.drain` opens its own. The connections of `producer`, which direct
+        topics use as well, are open until its `stop()`.
 
         Raises:
             ConfigurationError: The service has no Postgres.
@@ -451,6 +455,7 @@ class Service:
             stack.push_async_callback(database.topics.close)
             await database.topics.load()
             refreshing = asyncio.create_task(database.topics.run(), name="sidings: the table of topics")
+            refreshing.add_done_callback(_tell_end)
             stack.push_async_callback(asyncio.wait, [refreshing])
             stack.callback(refreshing.cancel)
             stack.push_async_callback(database.transactions.stop)
@@ -645,3 +650,12 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._life.end(kind, error, traceback)
+
+
+def _tell_end(refreshing: asyncio.Task[None]) -> None:
+    """Where no service runs, nobody else does."""
+    if not refreshing.cancelled():
+        log.critical(
+            "the partition counts are not read any more, and those of now count until this process is restarted: %r",
+            refreshing.exception(),
+        )

@@ -119,7 +119,9 @@ async def test_a_relay_alone_that_does_not_know_the_partitioners_ends_and_says_s
         assert await relay.terminate() == 0
 
 
-async def test_a_process_that_only_enqueues_learns_of_added_partitions(database: str, monkeypatch: pytest.MonkeyPatch):
+async def test_a_process_that_only_enqueues_learns_of_added_partitions(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     """The counts were read once: it went by the former one until its restart."""
     monkeypatch.setattr("sidings.kafka.topics._LOAD_SECONDS", 0.02)
     service = Service("test", postgres=database, kafka="127.0.0.1:1", prometheus=None)
@@ -131,6 +133,28 @@ async def test_a_process_that_only_enqueues_learns_of_added_partitions(database:
         grown = f"positions/{partition_for(b'a', 24)}"
         await eventually(lambda: service.origin_for("a", "positions") == grown)
     assert asyncio.all_tasks() == before
+    assert caplog.messages == []
+
+
+async def test_a_process_that_only_enqueues_says_when_it_learns_of_nothing_any_more(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """As where Postgres moves behind a PgBouncer that the settings do not tell of."""
+    monkeypatch.setattr("sidings.kafka.topics._LOAD_SECONDS", 0.02)
+    service = Service("test", postgres=database, kafka="127.0.0.1:1", prometheus=None)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise asyncpg.ProtocolViolationError("unsupported startup parameter: jit")
+
+    async with service.connected():
+        monkeypatch.setattr("sidings.executor.link.connect_any", refuse)
+        await fetch(
+            database, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sidings'"
+        )
+        await eventually(lambda: any("partition counts are not read any more" in told for told in caplog.messages))
+        async with service.transaction() as tx:
+            await tx.execute("SELECT")
+    assert [r.levelname for r in caplog.records if "DSN leads to PgBouncer" in r.getMessage()] == ["CRITICAL"]
 
 
 @pytest.mark.parametrize("why", ["takes no connections", "has a table locked"])
