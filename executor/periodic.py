@@ -227,6 +227,8 @@ class PeriodicLoop:
                     due.append(row)
                 else:
                     self._plan(row)
+                    if row.warn_at is not None and row.warn_at < row.try_at:  # it was of a tick that is skipped now
+                        row.warn_at = None
         if self.outages:
             self._forget_outages(time)
         due.sort(key=lambda row: row.job_type.name)
@@ -301,7 +303,7 @@ class PeriodicLoop:
             level, again = logging.WARNING, _PAUSED_SECONDS
         if not why:
             row.warn_at = None
-        elif row.warn_at is None:
+        elif row.warn_at is None or row.warn_at > now() + again:  # later: until now it has waited behind a pause
             row.warn_at = now() + _WARN_SECONDS
         elif now() >= row.warn_at:
             log.log(level, "%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)

@@ -659,6 +659,86 @@ def test_the_log_tells_of_a_tick_that_waits_before_it_is_skipped(
     assert "nightly: the tick of 2026-05-01T00:00:00+00:00 waits" in caplog.text
 
 
+class Nights:
+    """A periodic job whose ticks wait, with time that passes as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cron: str, missed: Any) -> None:
+        ticks = Ticks()
+        ticks.declare("nightly", cron, missed=missed)
+        [job_type] = ticks.registry
+        assert job_type.periodic is not None
+        self.first = datetime(2026, 5, 1, tzinfo=UTC)
+        self.answer: dict[str, Any] = {}
+        self.time = 0.01  # seconds since the first tick
+        monkeypatch.setattr(periodic, "now", lambda: self.time)
+        self.row = periodic._Row(
+            job_type, job_type.periodic, "", job_type.periodic.schedule.text, self.first - timedelta(seconds=1), None
+        )
+        self.loop = PeriodicLoop(self, None, ticks.registry, schema="sidings", on_fired=print)  # type: ignore[arg-type]
+        self.loop._skew = self.first.timestamp()
+        self.loop._rows["nightly", ""] = self.row
+
+    async def fetchrow(self, *_: object) -> dict[str, Any]:
+        return {"now": self.first + timedelta(seconds=self.time), "fired": None, **self.answer}
+
+    async def wait(self, until: float, **answer: object) -> None:
+        """Until so many seconds after the first tick."""
+        self.answer = answer
+        while self.time < until:
+            await self.loop._fire()
+            self.time = min(until, max(self.time, self.row.try_at))
+
+
+PAUSED = {"origin": "t/0", "busy": True, "leased": True, "paused": "type"}
+NOBODYS = {**PAUSED, "leased": False}
+NOWHERE = {"origin": None, "busy": False, "leased": None, "paused": None}
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if "nightly: the tick of" in record.getMessage()]
+
+
+async def test_a_tick_that_waits_behind_a_pause_is_told_of_within_a_minute_when_that_is_no_more_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was up to an hour, as between two lines about the pause."""
+    nights = Nights(monkeypatch, "0 0 * * *", "once")
+    await nights.wait(3_000, **PAUSED)
+    assert levels(caplog) == ["WARNING"]
+    await nights.wait(3_040, **NOBODYS)  # as at a takeover
+    assert levels(caplog) == ["WARNING"]
+    await nights.wait(3_060, **NOBODYS)
+    assert levels(caplog) == ["WARNING", "ERROR"]
+    await nights.wait(3_600, **NOBODYS)
+    assert levels(caplog).count("ERROR") >= 9
+    before = len(levels(caplog))
+    await nights.wait(7_000, **PAUSED)
+    assert levels(caplog)[before:] == ["WARNING"]
+
+
+async def test_that_a_former_tick_was_waited_for_says_nothing_of_the_next(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told of at once, as at a takeover."""
+    night = 86_400
+    nights = Nights(monkeypatch, "0 0 * * *", "skip")
+    await nights.wait(night, **PAUSED)
+    await nights.wait(2 * night, **NOWHERE)
+    assert levels(caplog) == ["WARNING", "ERROR"]
+    await nights.wait(2 * night + 45, **NOWHERE)
+    assert levels(caplog) == ["WARNING", "ERROR"]
+    await nights.wait(2 * night + 55, **NOWHERE)
+    assert levels(caplog) == ["WARNING", "ERROR", "ERROR"]
+
+
+async def test_ticks_that_are_skipped_behind_a_pause_are_told_of_once_an_hour(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights = Nights(monkeypatch, "*/5 * * * *", "skip")
+    await nights.wait(3 * 3_600, **PAUSED)
+    assert levels(caplog) == ["WARNING"] * 3
+
+
 async def test_ticks_follow_a_job_of_theirs_that_is_moved(database: str) -> None:
     """Its origin was forgotten: the next ones came in the first that is held, and ran beside it."""
     ticks = Ticks()
