@@ -92,7 +92,7 @@ async def requeue(
     type: Type = None,
     origin: Origin = None,
     limit: Limit = 100,
-    force: Annotated[bool, typer.Option("--force", help="Also those that were requeued before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also those requeued before, or delivered again.")] = False,
     by: By = None,
     because: Because = None,
     yes: Yes = False,
@@ -109,7 +109,7 @@ async def requeue(
         chosen = ended_filter(session, outcome, since)
         rows = await session.admin().requeueable(**chosen, type=type, origin=origin, limit=limit, force=force)
         if not rows:
-            fail(f"no job that ended since {since} and was not requeued yet fits: nothing was done")
+            fail(f"no job ended since {since} that fits and was neither requeued nor delivered again: nothing was done")
         print_ended(session, rows)
         _say_limit(len(rows), limit, f" with --since {chosen['since'].isoformat(timespec='seconds')}")
         ends = {row.job_id: row.finished_at for row in rows}

@@ -340,6 +340,34 @@ async def test_of_two_requeues_at_once_one_is_refused(database: str):
             await second
 
 
+@pytest.mark.parametrize("first", ["reset", "requeue"])
+async def test_a_message_is_not_both_requeued_and_delivered_again(database: str, first: str):
+    message = """'{"topic": "t", "partition": 0, "offset": 7}'"""
+    id = await a_job(database, type="'message:t'", origin="t/0", payload=message)
+    await fetch(database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('t', 0, 20)")
+    statements = {
+        "reset": "SELECT cancelled FROM sidings.reset_offsets('t', '{0}', '{5}', 'bob', NULL)",
+        "requeue": f"SELECT sidings.requeue_job({id}, 'bob')",
+    }
+    async with acting(database) as (admin, pid), connected(database) as second, connected(database) as other:
+        await admin.cancel(id)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.fetchval(statements[first])
+        if first == "reset":
+            waiting = asyncio.create_task(admin.requeue(id))
+            await waits(database, pid)
+            await transaction.commit()
+            with pytest.raises(ActionRefused, match=r"bob reset t/0 to offset 5 at"):
+                await waiting
+        else:
+            waiting = asyncio.create_task(second.fetchval(statements["reset"]))
+            await waits(database, second.get_server_pid())
+            await transaction.commit()
+            assert await waiting == 1
+    assert await fetch(database, "SELECT FROM sidings.job") == []
+
+
 @pytest.mark.parametrize("target", ["type => 'ride'", "origin => 'transports/0'"], ids=["type", "origin"])
 async def test_of_two_pauses_at_once_one_is_refused(database: str, target: str):
     arguments = {"type": "ride"} if "ride" in target else {"origin": ORIGIN}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -115,3 +116,33 @@ async def test_an_action_reads_the_rows_that_it_is_about(filled: str, call: str,
         read = await connection.fetchval(f"SELECT {counts}")
         await transaction.rollback()
     assert 0 < read <= most
+
+
+async def test_what_can_be_requeued_probes_the_resets_of_each_message(filled: str):
+    """Nobody deletes rows of the audit: of all the others none is read."""
+    query = load_sql("sidings.jobs.admin", "requeueable_jobs")
+    since, before = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1)
+    async with connected(filled) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(
+            """INSERT INTO sidings.audit (actor, action, target)
+               SELECT 'x', 'pause', '{}' FROM generate_series(1, 20000);
+               INSERT INTO sidings.audit (actor, action, target, detail)
+               SELECT 'x', 'reset', jsonb_build_object('origin', 't/' || n % 100), '{"from": 20, "to": 10}'
+               FROM generate_series(1, 300) n;
+               INSERT INTO sidings.job_history
+                   (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin, payload)
+               SELECT n, now() - interval '1 hour', now(), 1, 'discarded', 0, 'message:t', 't/0',
+                      json_build_object('topic', 't', 'partition', n % 100, 'offset', n % 20)
+               FROM generate_series(1, 2000) n"""
+        )
+        arguments = (["discarded"], since, before, None, None, 10, False)
+        rows = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", *arguments)
+        assert len(await connection.fetch(query, *arguments)) == 10
+        await transaction.rollback()
+    reading = [node for node in nodes(json.loads(rows)[0]["Plan"]) if node.get("Relation Name") == "audit"]
+    assert any(node["Actual Loops"] == 2000 for node in reading)
+    for node in reading:
+        read = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+        assert read * node["Actual Loops"] <= 10_000, node

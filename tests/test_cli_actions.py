@@ -97,7 +97,7 @@ async def test_ended_jobs_come_back_in_the_order_of_their_groups_however_they_en
     )
     assert [row["old"] for row in rows] == ids
     assert await jobs_left(database) == 5
-    assert "was not requeued yet fits: nothing was done" in await refused(database, *requeue)
+    assert "was neither requeued nor delivered again: nothing was done" in await refused(database, *requeue)
     text = await refused(database, "jobs", "requeue", ids[0])
     assert "requeued already" in text
     assert "--force" in text

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from sidings import (
+    ActionRefused,
+    Admin,
     ConfigurationError,
     Discard,
     Job,
@@ -43,7 +45,7 @@ from .consumer_support import (
     sample,
     stored_offsets,
 )
-from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
+from .support import SECONDS, Ride, connected, drained, eventually, fetch, jobs_left, value
 
 
 async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects, topic, sidings_kafka):
@@ -72,7 +74,8 @@ async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects,
     last = (await fetch(effects, "SELECT * FROM sidings.audit ORDER BY id"))[-1]
     assert (last["actor"], last["action"], last["reason"]) == ("alice", "reset", "a test")
     assert json.loads(last["target"]) == {"origin": f"{name}/0"}
-    assert json.loads(last["detail"]) == {"from": 5, "to": 1, "cancelled": 0}
+    its_id = str(await value(effects, "SELECT DISTINCT topic_id FROM sidings.consumer_offset"))
+    assert json.loads(last["detail"]) == {"from": 5, "to": 1, "cancelled": 0, "topic_id": its_id}
     async with service:
         await eventually(offset_reaches(effects, name, 5))
     assert await numbers(effects) == [1, 2, 3, 4]
@@ -743,3 +746,108 @@ async def test_a_reset_cancels_what_its_partitions_deliver_again_and_nothing_els
         (0, 1, its_id, None),
         (20, 0, its_id, 1),
     ]
+
+
+@pytest.mark.parametrize("how", ["discarded", "parked"])
+async def test_a_message_that_came_again_is_not_requeued_as_well(effects, topic, sidings_kafka, how):
+    """It took effect twice, the second time behind all that is newer of its key."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    mended = asyncio.Event()
+    once = Retry(stop=stop_after_attempt(1))
+    declared = {"isolate": True, "retry": once} if how == "discarded" else {"retry": TWICE_AND_PARK}
+
+    @service.consumer(name, model=Number, **declared)
+    async def pay(message: Message[Number], tx: Transaction) -> None:
+        if not mended.is_set():
+            raise ValueError("not yet")
+        await record(message, tx)
+
+    async def left(count: int) -> bool:
+        return await jobs_left(effects) == count
+
+    await produce(sidings_kafka, name, [1, 2], key="k")
+    async with service, connected(effects) as connection:
+        await eventually(offset_reaches(effects, name, 2))
+        await eventually(lambda: left(0 if how == "discarded" else 2))
+        if how == "discarded":
+            mended.set()
+        [done] = await service.reset_offsets(name, "earliest", actor="alice")
+        assert done.cancelled == (0 if how == "discarded" else 2)
+        mended.set()
+        await eventually(lambda: numbers(effects, "number = 2"))
+        await drained(effects)
+        admin = Admin(connection, actor="bob")
+        ended = [attempt.job_id for attempt in await admin.ended()]
+        for attempt in await admin.requeueable():
+            await admin.requeue(attempt.job_id)
+        await drained(effects)
+        assert await numbers(effects) == [1, 2]
+        refused = rf"job {ended[0]} is a message that is delivered again: alice reset {name}/0 to offset 0 at .* force"
+        with pytest.raises(ActionRefused, match=refused):
+            await admin.requeue(ended[0])
+        assert len(ended) == 2
+        assert {attempt.job_id for attempt in await admin.requeueable(force=True)} == set(ended)
+        await admin.requeue(ended[0], force=True)
+
+
+async def test_of_each_message_that_has_ended_it_is_known_whether_it_is_delivered_again(database: str):
+    """As a reset would have cancelled it, had it still been there; and not what a further one has passed over."""
+    its_id, other_id = "00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-0000-00000000000b"
+    expected: set[int] = set()
+    ended = itertools.count(1)
+
+    async def end(*types: str) -> list[tuple[int, dict[str, Any]]]:
+        """A row of the history for each type and message; returns their ids with the payloads."""
+        rows: list[tuple[int, str, str]] = []
+        for type, partition, offset, (name, id) in itertools.product(
+            types, range(5), (4, 5, 6, 7, 8, 9), ((None, None), ("t", its_id), ("t", other_id), ("u\0", None))
+        ):
+            told = {"partition": partition, "offset": offset}
+            told |= {"topic": name} if name else {}
+            told |= {"topic_id": id} if id else {}
+            rows.append((next(ended), type, json.dumps(told)))
+        async with connected(database) as connection:
+            await connection.executemany(
+                """INSERT INTO sidings.job_history
+                       (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin, payload)
+                   VALUES ($1, clock_timestamp(), clock_timestamp(), 1, 'discarded', 0, $2, 't/0', $3)""",
+                rows,
+            )
+        return [(id, {"type": type, **json.loads(payload)}) for id, type, payload in rows]
+
+    async def reset(partition: int, to: int, id: str | None, cut: int | None = None) -> None:
+        arguments = [partition], [to], id, [cut]
+        await fetch(database, "SELECT sidings.reset_offsets('t', $1, $2, 'alice', NULL, $3, $4)", *arguments)
+
+    await fetch(
+        database,
+        f"""INSERT INTO sidings.consumer_offset (topic, partition, next_offset, topic_id)
+            SELECT 't', n, 20, CASE n WHEN 2 THEN '{other_id}'::uuid ELSE '{its_id}' END
+            FROM generate_series(0, 4) n""",
+    )
+    before = await end("message:t", "message:renamed", "ride")
+    await reset(0, 5, its_id)
+    await reset(1, 7, None, cut=9)
+    await reset(2, 4, its_id)  # until now it was another topic's offset
+    await reset(3, 4, its_id)
+    await fetch(database, "UPDATE sidings.consumer_offset SET next_offset = 6 WHERE partition = 3")
+    await reset(3, 20, its_id)  # it was a mistake
+    reaches = {0: (5, 100), 1: (7, 9), 2: (0, 0), 3: (4, 6), 4: (0, 0)}
+    for id, message in before:
+        named = message.get("topic", message["type"].removeprefix("message:"))
+        first, end_of = reaches[message["partition"]]
+        another = message.get("topic_id") == other_id and message["partition"] != 1  # whose reset does not know its id
+        if message["type"] != "ride" and named == "t" and not another and first <= message["offset"] < end_of:
+            expected.add(id)
+    await end("message:t")  # what came after the reset, as what it brought
+    async with connected(database) as connection:
+        admin = Admin(connection, actor="bob")
+        found = {row.job_id for row in await admin.requeueable(limit=10_000)}
+        assert set(range(1, next(ended))) - found == expected
+        for id in range(1, max(found) + 1):
+            if id in expected:
+                with pytest.raises(ActionRefused, match="is a message that is delivered again: alice reset t/"):
+                    await admin.requeue(id)
+            else:
+                await admin.requeue(id)

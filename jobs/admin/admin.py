@@ -187,13 +187,14 @@ class Admin:
         """The last attempts of jobs that ended and were not requeued yet, in the order in which they were enqueued.
 
         So each group keeps its order when they are requeued one after the other. What was requeued is here no more, nor
-        is what has succeeded or whose payload was erased; so ask again until there are none.
+        is what has succeeded or whose payload was erased, nor a message that is delivered again since its consumer was
+        reset; so ask again until there are none.
 
         Args:
             outcomes: Default: discarded, cancelled, superseded.
             since: Default: a day ago. Give the same time each time: with a later one, those before it are left behind.
             limit: As in `ended`.
-            force: Also those that were requeued.
+            force: Also those that were requeued, and messages that are delivered again.
 
         Raises:
             ActionRefused: An argument makes no sense; the message says what to give.
@@ -299,7 +300,7 @@ class Admin:
         says, and has no unique key.
 
         Args:
-            force: Also if that was done before.
+            force: Also if that was done before, or it is a message that is delivered again since a reset.
             finished_at: Of its last attempt, as `requeueable` tells it: in a long history it is found many times
                 faster.
 
@@ -308,7 +309,8 @@ class Admin:
 
         Raises:
             JobNotFound: Nothing is known of such a job.
-            ActionRefused: It has not ended, has succeeded, was requeued already, or its payload is not known.
+            ActionRefused: It has not ended, has succeeded, was requeued already, is a message that is delivered again,
+                or its payload is not known.
             Busy: Somebody else's transaction is in the way. Nothing has changed: try again.
         """
         return JobId(await self._calls.value("requeue_job", job_id, self._actor, reason, force, finished_at))

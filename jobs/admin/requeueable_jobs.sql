@@ -1,8 +1,9 @@
--- Jobs that ended without success and were not requeued since, but those whose payload was erased; in the order in which they were
--- enqueued: as they stood in their groups. By `finished_at` a cleared group would come back from its end to its head, in pieces.
--- Partitions outside of the times are not touched; within them the first rows are kept in a heap of $6. The audit is probed by its
--- index (`audit_job`), or hashed.
--- $1 outcomes, $2 not before, $3 before, $4 type or null, $5 origin or null, $6 most, $7 also those that were requeued
+-- Jobs that ended without success and were not requeued since, but those whose payload was erased, and messages that are delivered
+-- again; in the order in which they were enqueued: as they stood in their groups. By `finished_at` a cleared group would come back
+-- from its end to its head, in pieces. Partitions outside of the times are not touched; within them the first rows are kept in a heap
+-- of $6. The audit is probed by its indexes (`audit_job`, `audit_reset`), or hashed.
+-- $1 outcomes, $2 not before, $3 before, $4 type or null, $5 origin or null, $6 most, $7 also those that were requeued, and those
+-- messages
 SELECT h.job_id, h.type, h.origin, h."group", h.attempt, h.outcome::text AS outcome, h.enqueued_at,
        CASE WHEN h.due_at < 'infinity' THEN greatest(least(h.due_at, '9999-12-30Z'), '0001-01-03Z') END AS due_at,
        h.started_at, h.finished_at,
@@ -12,5 +13,6 @@ WHERE h.finished_at >= $2 AND h.finished_at < $3 AND h.outcome = ANY ($1::text[]
   AND h.payload IS NOT NULL   -- or whoever asks until there are none would do so for ever
   AND ($4::text IS NULL OR h.type = $4) AND ($5::text IS NULL OR h.origin = $5)
   AND ($7 OR NOT EXISTS (SELECT FROM sidings.audit a
-                         WHERE (a.target ->> 'job')::bigint = h.job_id AND a.target ? 'job' AND a.action = 'requeue'))
+                         WHERE (a.target ->> 'job')::bigint = h.job_id AND a.target ? 'job' AND a.action = 'requeue')
+             AND NOT EXISTS (SELECT FROM sidings.delivered_again(h.type, h.payload, h.enqueued_at)))
 ORDER BY h.job_id LIMIT $6
