@@ -40,12 +40,12 @@ class Fee(BaseModel):
 class Release:
     """Two instances of a service that charges for each message, in a job and, of the parked ones, in the handler."""
 
-    def __init__(self, dsn: str, kafka: str, topic: str, *others: str) -> None:
+    def __init__(self, dsn: str, kafka: str, topic: str, *others: str, start: Any = "earliest") -> None:
         self.mended = False
         self.stack = AsyncExitStack()
-        self.services = [self._service(dsn, kafka, topic, others) for _ in range(2)]
+        self.services = [self._service(dsn, kafka, topic, others, start) for _ in range(2)]
 
-    def _service(self, dsn: str, kafka: str, topic: str, topics: tuple[str, ...]) -> Any:
+    def _service(self, dsn: str, kafka: str, topic: str, topics: tuple[str, ...], start: Any) -> Any:
         service = a_service(dsn, kafka, topics=topics)
 
         @service.job(group="key", home=topic, payload=Fee, retry=Retry(wait=wait_fixed(0.3)), transactional=True)
@@ -62,7 +62,7 @@ class Release:
                 "INSERT INTO effect (key, number, via) VALUES ($1, $2, 'tell')", job.group, job.payload.n
             )
 
-        @service.consumer(topic, model=Number, retry=TWICE_AND_PARK)
+        @service.consumer(topic, model=Number, retry=TWICE_AND_PARK, start=start)
         async def on_message(message: Message[Number], tx: Transaction) -> None:
             if message.value.n == 5 and not self.mended:
                 raise RuntimeError("not yet")
@@ -89,7 +89,8 @@ async def send(kafka: str, topic: str, begin: int, end: int) -> None:
         await producer.flush()
 
 
-async def test_a_consumed_topic_gets_another_name(effects, topic, sidings_kafka):
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+async def test_a_consumed_topic_gets_another_name(effects, topic, sidings_kafka, start):
     positions, places = await topic(partitions=PARTITIONS), await topic(partitions=PARTITIONS)
     await send(sidings_kafka, positions, 0, 8)
     ends = [0] * PARTITIONS
@@ -133,7 +134,7 @@ async def test_a_consumed_topic_gets_another_name(effects, topic, sidings_kafka)
     pauses = await fetch(effects, "DELETE FROM sidings.pause RETURNING type, origin")
     assert {tuple(row) for row in pauses} == {(f"message:{places}", None), (None, f"{places}/2")}
     await fetch(effects, "DELETE FROM sidings.job WHERE held = 'why'")
-    async with Release(effects, sidings_kafka, places) as new:
+    async with Release(effects, sidings_kafka, places, start=start) as new:
         for partition, end in enumerate(ends):
             if end:
                 await eventually(offset_reaches(effects, places, end, partition))
