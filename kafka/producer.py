@@ -11,7 +11,7 @@ from aiokafka.errors import InvalidTimestampError, KafkaError, LeaderNotAvailabl
 from ..errors import KafkaUnavailable
 from .checks import check_loop
 from .outbox import MESSAGE_ID, Headers, InvalidMessage, NotPublished, OutboxSettings, Outgoing, Value
-from .outbox.failures import NEVER, NO_TOPIC, ClocksApart
+from .outbox.failures import NEVER, NO_TOPIC, ClocksApart, refuses
 from .outbox.message import headers_from_text, outgoing
 from .outbox.packing import Packer
 from .outbox.senders import Sender, Senders
@@ -69,7 +69,8 @@ class Producer:
 
         Raises:
             InvalidMessage: Nothing was sent, or Kafka refused the message for what it is.
-            NotPublished: There is no such topic, or no right to write to it.
+            NotPublished: There is no such topic, or no right to write to it. Or Kafka refuses the message for a reason
+                that may be its own or not, as a policy of the brokers, or one that the client does not know.
             KafkaUnavailable: No acknowledgement in `OutboxSettings.delivery_seconds`: the message may have arrived. Or
                 a clock is wrong, so that Kafka refuses the time of now. A handler that raises it has not failed, and
                 runs again (docs/policies.md).
@@ -100,7 +101,7 @@ class Producer:
             try:
                 await self._send(sender, messages, ids, alone=alone)
             except KafkaError as error:
-                if isinstance(error, NEVER):
+                if refuses(error):
                     self._careful_until[topic] = time.monotonic() + _CAREFUL_SECONDS
                     sender.retired = True
                 if alone or not sender.retired or isinstance(error, NO_TOPIC):
@@ -115,6 +116,8 @@ class Producer:
         except NO_TOPIC as error:
             raise NotPublished(f"no message can be sent: {error}") from error
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+            if refuses(error):
+                raise NotPublished(f"Kafka refuses the message: {error}") from error
             raise KafkaUnavailable(f"Kafka has not acknowledged the message: {error!r}") from error
 
     async def stop(self) -> None:
@@ -151,7 +154,7 @@ class Producer:
                 sender.silent_since = None
             raise
         except (KafkaError, OSError) as error:
-            if not (alone and isinstance(error, NEVER)):
+            if not (alone and refuses(error)):
                 self._drop(sender)
             if isinstance(error, TimeoutError | LeaderNotAvailableError):
                 raise sender.late(topic, places) from error

@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from aiokafka.errors import UnknownError
 from sidings import KafkaUnavailable, Message, PostgresUnavailable, StaticAssignment, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Retry
 from sidings.jobs.transaction import is_closed
+from sidings.kafka.outbox.senders import Sender
 from sidings.testing import drain
 from tenacity import (
     retry_if_exception_type,
@@ -300,6 +302,42 @@ async def test_nor_does_a_message_whose_handler_sends_something(effects: str, to
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
         assert sample(service, "sidings_consumer_errors_total", server="kafka") >= 2
     assert sorted(await numbers(effects)) == [1, 2]
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_what_kafka_refuses_for_good_is_a_failure_of_the_message_that_sends_it(
+    effects: str, topic: Any, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch, stateless: bool
+) -> None:
+    """For a reason that its client has no name for: the message was tried each second, and its partition waited."""
+    name, dead, out, append = await topic(), await topic(), await topic(), Sender.append
+    service = a_service(effects, sidings_kafka)
+
+    async def refused(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        if message["key"] != b"bad":
+            return await append(self, topic, **message)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_exception(UnknownError())
+        return answer
+
+    async def on_number(message: Message[Number]) -> None:
+        await service.producer.send(out, key="bad" if message.value.n == 0 else "good", value=b"x")
+
+    async def stored(message: Message[Number], tx: Transaction) -> None:
+        await on_number(message)
+
+    monkeypatch.setattr(Sender, "append", refused)
+    if stateless:
+        service.consumer(name, stateless=True, dead_letter=dead, retry=ONCE)(on_number)
+    else:
+        service.consumer(name, retry=ONCE)(stored)
+    async with service:
+        await produce(sidings_kafka, name, [0], key="a")
+        await produce(sidings_kafka, name, [1], key="b")
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2)
+        given_up = "dead_letter" if stateless else "parked"
+        assert sample(service, "sidings_consumer_messages_total", result=given_up) == 1
+        assert sample(service, "sidings_consumer_failures_total") == 1
+        assert sample(service, "sidings_consumer_errors_total", server="kafka") == 0
 
 
 async def serializable(dsn: str) -> None:

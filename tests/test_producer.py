@@ -6,7 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from aiokafka.errors import TopicAuthorizationFailedError
+from aiokafka.errors import (
+    CorruptRecordException,
+    OutOfOrderSequenceNumber,
+    PolicyViolationError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
 from aiokafka.protocol.produce import ProduceRequest
 from sidings import ConfigurationError, KafkaSettings, KafkaUnavailable, Message
 from sidings.devstack.topics import create_topic
@@ -158,6 +164,52 @@ async def test_a_message_without_a_key_for_a_compacted_topic_is_invalid_and_fail
         several = [outcome(producer, rows, key="k", value=b"%d" % n) for n in range(40)]
         several.insert(20, outcome(producer, rows, value=b"x"))
         assert Counter(await asyncio.gather(*several)) == {"sent": 40, InvalidMessage.__name__: 1}
+
+
+@pytest.mark.parametrize("error", [UnknownError, PolicyViolationError, CorruptRecordException])
+async def test_a_message_that_kafka_refuses_for_any_other_reason_is_not_published_and_fails_no_other(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """aiokafka does not try it again, and what it has no name for may be the message's fault. It was an outage."""
+    append, etas = Sender.append, await topic("etas")
+
+    async def refused(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        if message["key"] != b"bad" and (message["value"] != b"beside" or not self.idempotent):
+            return await append(self, topic, **message)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_exception(error())
+        return answer
+
+    monkeypatch.setattr(Sender, "append", refused)
+    async with sending(sidings_kafka) as producer:
+        await producer.send(etas, key="k", value=b"connected")
+        several = [outcome(producer, etas, key="k", value=value) for value in (b"beside", b"alone")]
+        assert await asyncio.gather(*several, outcome(producer, etas, key="bad", value=b"x")) == [
+            *("sent", "sent", NotPublished.__name__)
+        ]
+        with pytest.raises(NotPublished, match=error.__name__):
+            await producer.send(etas, key="bad", value=b"x")
+    found = {record.value for record in await records(sidings_kafka, etas)}
+    assert found == {b"connected", b"beside", b"alone"}
+
+
+async def test_what_only_its_producer_is_refused_for_is_sent_by_another_one(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idempotent one that has lost count."""
+    append, etas = Sender.append, await topic("etas")
+
+    async def refused(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        if not self.idempotent:
+            return await append(self, topic, **message)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer.set_exception(OutOfOrderSequenceNumber())
+        return answer
+
+    monkeypatch.setattr(Sender, "append", refused)
+    async with sending(sidings_kafka) as producer:
+        await producer.send(etas, key="k", value=b"x")
+    assert [record.value for record in await records(sidings_kafka, etas)] == [b"x"]
 
 
 async def test_a_producer_that_kafka_has_refused_something_is_used_no_more(

@@ -13,7 +13,7 @@ from aiokafka.errors import (
     kafka_errors,
 )
 
-__all__ = ["NEVER", "NO_TOPIC", "TOO_LARGE", "ClocksApart", "Failed", "InvalidRecordError", "text_of"]
+__all__ = ["NEVER", "NO_TOPIC", "TOO_LARGE", "ClocksApart", "Failed", "InvalidRecordError", "refuses", "text_of"]
 
 
 class InvalidRecordError(BrokerResponseError):
@@ -59,6 +59,12 @@ class Failed(Exception):
         self.error = error
         self.cut = cut
         self.unreachable = unreachable
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether with this error a broker refuses a batch for good: for what is in `NEVER`, or what may be a message's
+    fault or not, as a policy of the brokers, or a reason that aiokafka has no name for."""
+    return isinstance(error, BrokerResponseError) and not (error.retriable or isinstance(error, NO_TOPIC))
 
 
 def text_of(error: BaseException) -> str:

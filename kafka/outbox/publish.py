@@ -157,7 +157,8 @@ class Outbox:
             NotInTransaction: The connection is in autocommit, or the transaction has ended. Nothing has been written.
             SchemaError: Sidings' tables are missing or old. The message says what to run; the transaction has to be
                 rolled back.
-            NotPublished: The topic's route is direct, and there is no such topic, or no right to write to it.
+            NotPublished: The topic's route is direct, and there is no such topic, no right to write to it, or Kafka
+                refuses the message for a reason that may be its own or not.
             KafkaUnavailable: The topic's route is direct, and Kafka has not acknowledged the message, which may have
                 arrived.
         """
