@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from aiokafka.errors import InvalidTimestampError, KafkaError, LeaderNotAvailableError
+from aiokafka.errors import InvalidTimestampError, KafkaError, LeaderNotAvailableError, ProducerClosed
 
 from ..errors import KafkaUnavailable
 from .checks import check_loop
@@ -21,6 +22,7 @@ __all__ = ["Producer"]
 
 _CAREFUL_SECONDS = 60.0  # after a refusal messages of the topic go alone for so long
 _CONNECT_SECONDS = 12.0  # for a connection, be it that other calls try in vain to make one first
+_AT_ONCE = 100  # messages that are handed over before others have their turn
 _GRACE_SECONDS = 1.0  # for what others have under way, before a producer that has failed is closed
 
 
@@ -90,25 +92,28 @@ class Producer:
     async def send_many(self, messages: Sequence[Outgoing]) -> None:
         """Send many messages of one topic, in order, and return when all are acknowledged.
 
-        Errors are those of `send`; some messages may have arrived then.
+        Errors are those of `send`; some messages may have arrived then. `OutboxSettings.delivery_seconds` are those
+        from one acknowledgement to the next: a list may be as long as it likes.
         """
         if not messages:
             return
-        topic, ids = messages[0].topic, [uuid4().hex.encode() for _ in messages]
+        topic, left = messages[0].topic, deque((message, uuid4().hex.encode()) for message in messages)
         alone = time.monotonic() < self._careful_until.get(topic, 0.0)
         try:
             sender = await self._connected(alone=alone)
             try:
-                await self._send(sender, messages, ids, alone=alone)
+                await self._send(sender, left, alone=alone)
             except KafkaError as error:
                 if refuses(error):
                     self._careful_until[topic] = time.monotonic() + _CAREFUL_SECONDS
                     sender.retired = True
-                if alone or not sender.retired or isinstance(error, NO_TOPIC):
+                ended = isinstance(error, ProducerClosed)  # as after another message, which was late
+                if isinstance(error, NO_TOPIC) or not (ended or (sender.retired and not alone)):
                     raise
                 # Kafka refuses whole batches, and an idempotent producer can send no more then: the fault may be
                 # another message's, and that another caller's.
-                await self._send(await self._connected(alone=True), messages, ids, alone=True)
+                alone = alone or sender.retired
+                await self._send(await self._connected(alone=alone), left, alone=alone)
         except NEVER as error:
             if isinstance(error, InvalidTimestampError) and all(message.timestamp is None for message in messages):
                 raise KafkaUnavailable(str(ClocksApart())) from error
@@ -128,19 +133,35 @@ class Producer:
         self._current.clear()
         await self._senders.close()
 
-    async def _send(self, sender: Sender, messages: Sequence[Outgoing], ids: Sequence[bytes], *, alone: bool) -> None:
-        began, topic = time.monotonic(), messages[0].topic
-        futures, places = list[asyncio.Future[object]](), set[int]()
+    async def _send(self, sender: Sender, left: deque[tuple[Outgoing, bytes]], *, alone: bool) -> None:
+        """What is first in `left` leaves it when it is acknowledged; then what follows has its time anew."""
+        began, topic = time.monotonic(), left[0][0].topic
+        futures, places = deque[asyncio.Future[object]](), set[int]()
         sender.users += 1
         sender.silent_since = sender.silent_since or began
         try:
-            async with asyncio.timeout(self._settings.delivery_seconds):
+            async with asyncio.timeout(self._settings.delivery_seconds) as limit:
+
+                def acknowledged() -> None:
+                    while futures and futures[0].done():
+                        futures[0].result()
+                        futures.popleft()
+                        left.popleft()
+                    sender.silent_since = time.monotonic()
+                    limit.reschedule(asyncio.get_running_loop().time() + self._settings.delivery_seconds)
+
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
-                for message, id in zip(messages, ids, strict=True):
+                for message, id in tuple(left):
                     key = message.key if message.partition_key is None else message.partition_key
                     places.add(place := self._packer.partition_of(topic, key, partitions))
                     futures.append(await self._hand_over(sender, place, message, id))
-                await asyncio.gather(*futures)
+                    if len(futures) % _AT_ONCE == 0:
+                        await asyncio.sleep(0)  # Kafka's answers, and all else, have their turn
+                    if futures[0].done():
+                        acknowledged()
+                while futures:
+                    await futures[0]
+                    acknowledged()
             sender.silent_since = None
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
             silent, waited = (time.monotonic() - since for since in (sender.silent_since or began, began))

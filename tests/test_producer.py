@@ -1,6 +1,7 @@
 """The producer that sends at once: what one message, or one topic, does to all that others send at the same time."""
 
 import asyncio
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from sidings import ConfigurationError, KafkaSettings, KafkaUnavailable, Message
 from sidings.devstack.topics import create_topic
 from sidings.kafka import OutboxSettings, Producer
 from sidings.kafka import producer as producer_module
+from sidings.kafka.brokers import _Client
 from sidings.kafka.outbox import InvalidMessage, NotPublished
 from sidings.kafka.outbox.message import Outgoing
 from sidings.kafka.outbox.senders import Sender
@@ -232,6 +234,114 @@ async def test_many_small_messages_at_once_are_not_taken_for_one_that_is_too_lar
         for _ in range(2):
             several = [outcome(producer, etas, key="k", value=b"x" * 500) for _ in range(40)]
             assert Counter(await asyncio.gather(*several)) == {"sent": 40}
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent takes a while, as over a narrow network."""
+    send = _Client.send
+
+    async def late(self: Any, node: int, request: Any, **options: Any) -> Any:
+        if isinstance(request, ProduceRequest):
+            await asyncio.sleep(0.3)
+        return await send(self, node, request, **options)
+
+    monkeypatch.setattr(_Client, "send", late)
+
+
+def many(topic: str, count: int) -> list[Outgoing]:
+    """Each of them a batch, with `BATCHES`."""
+    return [Outgoing(topic, b"k", b"%d" % n + b" " * 1_000, None) for n in range(count)]
+
+
+BATCHES: dict[str, Any] = {"batch_bytes": 1_024, "delivery_seconds": 1.0}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_list_that_takes_longer_than_a_message_may_is_no_outage(
+    sidings_kafka: str, topic, slow: None, alone: bool
+) -> None:
+    """It failed each time, with a Kafka in perfect health, and all that had left by then came again. alone: as for a
+    minute after a refusal."""
+    etas = await topic("etas")
+    async with sending(sidings_kafka, **BATCHES) as producer:
+        if alone:
+            producer._careful_until[etas] = float("inf")
+        await producer.send_many(many(etas, 8))
+    assert [int(record.value) for record in await records(sidings_kafka, etas)] == list(range(8))
+
+
+async def test_who_gives_up_ends_no_list_of_which_kafka_takes_more_all_the_time(
+    sidings_kafka: str, topic, slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first acknowledgement had come too long ago, so that the producer counted as one that has lost its
+    brokers."""
+    monkeypatch.setattr(producer_module, "_GRACE_SECONDS", 0.0)
+    etas = await topic("etas")
+    async with sending(sidings_kafka, **BATCHES) as producer:
+        began = time.monotonic()
+        sent = asyncio.create_task(producer.send_many(many(etas, 12)))
+        await eventually(lambda: time.monotonic() - began > 2 * BATCHES["delivery_seconds"])
+        sender = producer._current[False]
+        impatient = asyncio.create_task(producer.send(etas, key="k", value=b"100"))
+        await eventually(lambda: sender.users == 2)
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        assert not sent.done()
+        await sent
+        assert producer._current[False] is sender
+
+
+async def test_a_list_goes_on_after_the_producer_has_ended_because_of_another_message(
+    sidings_kafka: str, topic, slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed, and all of it was sent again by whoever tried once more."""
+    etas, stuck, append = await topic("etas"), await topic("stuck"), Sender.append
+
+    async def never(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        if topic == stuck:
+            return asyncio.get_running_loop().create_future()
+        return await append(self, topic, **message)
+
+    monkeypatch.setattr(Sender, "append", never)
+    monkeypatch.setattr(producer_module, "_GRACE_SECONDS", 0.0)
+    async with sending(sidings_kafka, **BATCHES) as producer:
+        await producer.send(etas, key="k", value=b"100")
+        sender, sent = producer._current[False], asyncio.create_task(producer.send_many(many(etas, 12)))
+        with pytest.raises(KafkaUnavailable):
+            await producer.send(stuck, key="k", value=b"x")
+        await eventually(lambda: sender.closed)
+        assert not sent.done()
+        await sent
+        assert producer._current[False] is not sender
+    found = [int(record.value) for record in await records(sidings_kafka, etas)]
+    assert set(found) == {100, *range(12)}
+    assert found.count(0) == 1, "what was acknowledged is not sent again"
+
+
+async def test_a_long_list_leaves_others_their_turn(sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kafka's answers: a list for many partitions was handed over in one go, and then it was late."""
+    etas, append = await topic("etas", partitions=20), Sender.append
+    turns, seen, over = 0, list[int](), asyncio.Event()
+
+    async def other() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def noted(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        seen.append(turns)
+        return await append(self, topic, **message)
+
+    async with sending(sidings_kafka) as producer:
+        await producer.send(etas, key="k", value=b"x")
+        monkeypatch.setattr(Sender, "append", noted)
+        task = asyncio.create_task(other())
+        await producer.send_many([Outgoing(etas, b"%d" % n, b"x", None) for n in range(1_000)])
+        over.set()
+        await task
+    assert len(set(seen)) >= 10
 
 
 async def test_another_event_loop_is_refused_and_does_not_wait_for_ever(sidings_kafka: str, topic) -> None:
