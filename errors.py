@@ -31,7 +31,7 @@
     │   ├── ActionRefused         it makes no sense as asked, or not in the present state of things
     │   └── Busy                  somebody else is changing the same rows: try again
     ├── PostgresUnavailable       no connection, or a call timed out; retried by every loop of ours
-    ├── KafkaUnavailable          no broker answers; retried by every loop of ours
+    ├── KafkaUnavailable          no broker answers, or not in time; retried by every loop of ours
     ├── Fenced                    for handlers: a receiver has refused `job.fence`, as another executor has the origin
     ├── PublishError              a message of the outbox: `kafka/outbox/errors.py` draws its part of the tree
     └── Discard, Snooze, and what `Retry.after` gives: a handler raises them, to say what becomes of its job; a decoder
@@ -234,9 +234,20 @@ class PostgresUnavailable(SidingsError):
 class KafkaUnavailable(SidingsError):
     """Kafka cannot be reached, or did not answer in time. What was sent may have arrived.
 
-    It is no message's fault: what Kafka refuses for that is `InvalidMessage` or `NotPublished`. A handler that raises
-    it has not failed, and runs again (docs/policies.md).
+    What Kafka refuses for good is `InvalidMessage` or `NotPublished`. A handler that raises this has not failed, and
+    runs again; but from the third time on where it is not `blameless` (docs/policies.md).
     """
+
+    blameless = False
+    """Whether it cannot have come from what was sent, of which nothing has arrived as far as is known: no broker could
+    be reached, nobody leads its partitions, or their brokers say that they take nothing at present."""
+
+    @classmethod
+    def without_blame(cls, message: str, blameless: bool = True) -> "KafkaUnavailable":
+        """An error with this message that is `blameless`, or is not."""
+        error = cls(message)
+        error.blameless = blameless
+        return error
 
 
 class Fenced(SidingsError):

@@ -34,13 +34,14 @@ from .link import (
 )
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
-from .outages import MOST_CONFLICTS, after_conflict
+from .outages import MOST_CONFLICTS, MOST_CUTS, after_conflict
 from .settings import ExecutorSettings, PostgresSettings
 from .transactional import CLEAN
 
 __all__ = [
     "CLEAN",
     "MOST_CONFLICTS",
+    "MOST_CUTS",
     "MOST_IDLE_SECONDS",
     "NOT_NOW",
     "Backoff",

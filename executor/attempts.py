@@ -97,9 +97,7 @@ def _meaning(
             return Again(OutcomeName.SNOOZED, snooze.seconds, ErrorInfo.of(error))
         case UndecodableMessage():  # of a stored message: no policy gives it up, or tries it for ever
             return invalid(job_type, entry, error)
-        case PostgresUnavailable() as away if away.blameless or not outages.is_cause(entry):
-            return _put_off(job_type, entry, error, started, outages.met(entry))
-        case KafkaUnavailable():  # what is the fault of a message, or of a topic, is another error
+        case PostgresUnavailable() | KafkaUnavailable() as away if away.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
         case asyncpg.SerializationError() if conflicts := conflicts_of(entry):
             delay, info = after_conflict(conflicts), ErrorInfo.of(error).at(place_of(error))

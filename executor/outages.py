@@ -4,12 +4,14 @@ import random
 
 from .queues import Entry
 
-__all__ = ["MOST_CONFLICTS", "Outages", "after_conflict", "conflicts_of"]
+__all__ = ["MOST_CONFLICTS", "MOST_CUTS", "Outages", "after_conflict", "conflicts_of"]
 
 # Of a job or message, that are no failure. The next one counts as one: nothing goes on for ever unseen, as where a
 # handler itself raises what Postgres raises of a conflict.
 MOST_CONFLICTS = 10
-_MAX_CUTS = 2  # connections that may be lost under one job before it is taken for the cause, as under a message
+# Connections to Postgres that may be lost under a job or message, or times that Kafka was late with what it sends and
+# nobody knows why, before it is taken for the cause.
+MOST_CUTS = 2
 _MOST = 10_000  # jobs of which that is remembered
 
 
@@ -25,9 +27,10 @@ class Outages:
         return _count(self._met, entry.id) - 1
 
     def is_cause(self, entry: Entry) -> bool:
-        """One more connection was lost under the job. Whether they are so many that it is taken for the cause: it may
-        bring the server down, or something ends what takes as long as it does."""
-        return _count(self._cuts, entry.id) > _MAX_CUTS
+        """One more connection was lost under the job, or Kafka was late. Whether they are so many that it is taken for
+        the cause: it may bring the server down, or send more than comes through, or something ends what takes as long
+        as it does."""
+        return _count(self._cuts, entry.id) > MOST_CUTS
 
 
 def conflicts_of(entry: Entry) -> int:

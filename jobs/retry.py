@@ -224,9 +224,11 @@ def that_counts(error: BaseException) -> BaseException:
     error says of. Else it is the group: `Retry.decide` judges all that is in it.
     """
     errors = list(leaves_of(error))
-    for kind in (PostgresUnavailable, KafkaUnavailable, asyncpg.SerializationError):
-        if found := [each for each in errors if isinstance(each, kind)]:  # those that are counted before the blameless
-            return min(found, key=lambda each: isinstance(each, PostgresUnavailable) and each.blameless)
+    outages = [each for each in errors if isinstance(each, PostgresUnavailable | KafkaUnavailable)]
+    if outages:  # those that are counted before the blameless, of these those of Postgres
+        return min(outages, key=lambda each: (each.blameless, isinstance(each, KafkaUnavailable)))
+    if conflicts := [each for each in errors if isinstance(each, asyncpg.SerializationError)]:
+        return conflicts[0]
     others = [each for each in errors if not isinstance(each, Discard)] or errors[:1]
     if len(others) == 1:
         return others[0]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..executor import end_if_forked, forks_so_far, takes_no_writes
+from ..executor import MOST_CUTS, end_if_forked, forks_so_far, takes_no_writes
 from ..jobs import Snooze, Transaction
 from ..jobs.context import current_work
 from ..jobs.retry import leaves_of, that_counts
@@ -29,7 +29,6 @@ from .transactions import Transactions, in_transaction, server_is_gone
 __all__ = ["BatchFailed", "Handling"]
 
 _SEEN_SECONDS = 1.0  # until a message is tried again whose id is another one's that is under way
-_MAX_CUTS = 2  # connections that may break under one message before it is taken for the cause
 
 
 class BatchFailed(Exception):
@@ -242,7 +241,7 @@ class Handling:
             away = isinstance(counts, PostgresUnavailable) and not counts.blameless
             if away or any(server_is_gone(each, connection) for each in leaves_of(error)):
                 partition.cuts += 1
-                if partition.cuts <= _MAX_CUTS:
+                if partition.cuts <= MOST_CUTS:
                     raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error
             raise BatchFailed(error, index) from error
         except BaseException as error:

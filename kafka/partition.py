@@ -144,7 +144,7 @@ class Partition:
         # Of the message that stands first; they outlive rebalances that leave the partition here.
         self.failures = 0
         self.first_failure = 0.0
-        self.cuts = 0  # how often the connection has broken under its handler
+        self.cuts = 0  # how often a connection has broken under its handler, or Kafka was late with what it sends
         self.conflicts = 0  # with other transactions, since it has failed last
         self.left = asyncio.Event()  # no longer aside, whatever its message still waits for
 

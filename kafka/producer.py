@@ -75,7 +75,7 @@ class Producer:
                 that may be its own or not, as a policy of the brokers, or one that the client does not know.
             KafkaUnavailable: No acknowledgement in `OutboxSettings.delivery_seconds`: the message may have arrived. Or
                 a clock is wrong, so that Kafka refuses the time of now. A handler that raises it has not failed, and
-                runs again (docs/policies.md).
+                runs again; from the third time on only where it is `blameless` (docs/policies.md).
             ConfigurationError: This is another event loop than the service's, or than that of the first call.
         """
         message = outgoing(
@@ -116,7 +116,7 @@ class Producer:
                 await self._send(await self._connected(alone=alone), left, alone=alone)
         except NEVER as error:
             if isinstance(error, InvalidTimestampError) and all(message.timestamp is None for message in messages):
-                raise KafkaUnavailable(str(ClocksApart())) from error
+                raise KafkaUnavailable.without_blame(str(ClocksApart())) from error
             raise InvalidMessage(f"Kafka refused the message: {error}") from error
         except NO_TOPIC as error:
             raise NotPublished(f"no message can be sent: {error}") from error
@@ -135,7 +135,7 @@ class Producer:
 
     async def _send(self, sender: Sender, left: deque[tuple[Outgoing, bytes]], *, alone: bool) -> None:
         """What is first in `left` leaves it when it is acknowledged; then what follows has its time anew."""
-        began, topic = time.monotonic(), left[0][0].topic
+        began, topic, count = time.monotonic(), left[0][0].topic, len(left)
         futures, places = deque[asyncio.Future[object]](), set[int]()
         sender.users += 1
         sender.silent_since = sender.silent_since or began
@@ -177,9 +177,14 @@ class Producer:
         except (KafkaError, OSError) as error:
             if not (alone and refuses(error)):
                 self._drop(sender)
-            if isinstance(error, TimeoutError | LeaderNotAvailableError):
-                raise sender.late(topic, places) from error
-            raise
+            late = isinstance(error, TimeoutError | LeaderNotAvailableError)
+            if not late and (refuses(error) or isinstance(error, ProducerClosed) or (sender.retired and not alone)):
+                raise  # it is sent once more
+            told = sender.late(topic, places) if late else error
+            nothing = len(left) == count and all(map(_unacknowledged, futures))
+            raise KafkaUnavailable.without_blame(
+                f"Kafka has not acknowledged the message: {told!r}", nothing and bool(sender.away(topic, places))
+            ) from error
         finally:
             sender.users -= 1
             self._senders.released(sender)
@@ -191,16 +196,19 @@ class Producer:
             raise KafkaUnavailable("the producer has been stopped")
         self.loop = self.loop or asyncio.get_running_loop()
         check_loop(self.loop, "that the service runs in, or in which this producer has sent before")
-        async with asyncio.timeout(_CONNECT_SECONDS), self._lock:
-            if alone not in self._current:
-                settings = self._settings.model_copy(update={"batch_bytes": 1}) if alone else self._settings
-                sender = Sender(self._kafka, settings, idempotent=not alone)
-                await sender.start()
-                if self._stopped:
-                    await sender.kill()
-                    raise KafkaUnavailable("the producer has been stopped")
-                self._current[alone] = sender
-            return self._current[alone]
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS), self._lock:
+                if alone not in self._current:
+                    settings = self._settings.model_copy(update={"batch_bytes": 1}) if alone else self._settings
+                    sender = Sender(self._kafka, settings, idempotent=not alone)
+                    await sender.start()
+                    if self._stopped:
+                        await sender.kill()
+                        raise KafkaUnavailable("the producer has been stopped")
+                    self._current[alone] = sender
+                return self._current[alone]
+        except TimeoutError as error:
+            raise KafkaUnavailable.without_blame("no connection to Kafka was made in time") from error
 
     async def _hand_over(
         self, sender: Sender, partition: int, message: Outgoing, id: bytes
@@ -234,3 +242,7 @@ class Producer:
                 del self._current[alone]
                 return True
         return False
+
+
+def _unacknowledged(sent: "asyncio.Future[object]") -> bool:
+    return not sent.done() or sent.cancelled() or sent.exception() is not None

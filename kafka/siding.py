@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 
 from ..errors import KafkaUnavailable, PostgresUnavailable
-from ..executor import MOST_CONFLICTS, Backoff, after_conflict
+from ..executor import MOST_CONFLICTS, MOST_CUTS, Backoff, after_conflict
 from ..jobs import Again, Discard, Snooze
 from ..jobs.retry import asked_seconds, that_counts
 from ..legible import legible
@@ -106,7 +106,8 @@ class Siding:
             self._not_settled(item, text_of(error))
             self._metrics.postgres_error()
             await set_within(partition.left, _AWAY_SECONDS)
-        elif isinstance(counts, KafkaUnavailable):  # as of what it sends by itself
+        elif isinstance(counts, KafkaUnavailable) and (counts.blameless or partition.cuts < MOST_CUTS):
+            partition.cuts += not counts.blameless  # else it may be what the handler sends by itself
             self._not_settled(item, text_of(error))
             self._metrics.kafka_error()
             await set_within(partition.left, _AWAY_SECONDS)

@@ -8,7 +8,7 @@ import time
 import asyncpg
 
 from ..errors import KafkaUnavailable, PostgresUnavailable
-from ..executor import MOST_CONFLICTS, after_conflict, end_if_forked, forks_so_far
+from ..executor import MOST_CONFLICTS, MOST_CUTS, after_conflict, end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
 from ..jobs.retry import asked_seconds, that_counts
 from ..legible import legible
@@ -68,17 +68,21 @@ class StatelessHandling:
                 self.outage.over()
                 return "handled", None
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
-                counts = that_counts(error)
+                counts, offset = that_counts(error), item.record.offset
+                failing = partition.failing.get(offset) or Failing(started)
+                cut = isinstance(counts, KafkaUnavailable) and not counts.blameless  # perhaps by what it sends itself
                 if isinstance(counts, Discard):
                     log.warning("%s: discarded: %s", where, text_of(error))
                     return "discarded", None
-                if isinstance(counts, PostgresUnavailable | KafkaUnavailable):  # no message is to blame
+                away = isinstance(counts, PostgresUnavailable | KafkaUnavailable)
+                if away and not (cut and failing.cuts >= MOST_CUTS):  # no message is to blame
+                    failing.cuts += cut
                     self.outage.failed(text_of(error))
                     if isinstance(counts, KafkaUnavailable):  # of one partition, perhaps, while other messages go on
                         self._metrics.kafka_error()
                     else:
                         self._metrics.postgres_error()
-                    partition.failing.setdefault(item.record.offset, Failing(started))
+                    partition.failing[offset] = failing
                     delay = _AWAY_SECONDS
                 elif partition.leaving.is_set():  # or that is what it makes of its cancellation
                     log.warning("%s: failed while its partition is given up: %s", where, legible(failure_of(error)))
@@ -86,7 +90,7 @@ class StatelessHandling:
                 elif isinstance(counts, Snooze) and (seconds := asked_seconds(counts)) is not None:
                     delay = seconds
                 else:
-                    failing = partition.failing.setdefault(item.record.offset, Failing(started))
+                    partition.failing[offset] = failing
                     if isinstance(counts, asyncpg.SerializationError) and failing.conflicts < MOST_CONFLICTS:
                         failing.conflicts += 1
                         delay = after_conflict(failing.conflicts)

@@ -22,6 +22,7 @@ class Failing:
     since: float
     failures: int = 0
     conflicts: int = 0  # with other transactions, since the last failure
+    cuts: int = 0  # how often Kafka was late with what its handler sends
 
 
 class StatelessPartition(Partition):

@@ -14,7 +14,7 @@ import asyncpg
 from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from ..executor import CLEAN, PostgresSettings, keep_from_children, refuses_writes, takes_no_writes
 from ..jobs import Connection, Transaction
-from ..jobs.retry import leaves_of, that_counts
+from ..jobs.retry import leaves_of
 from ..jobs.transaction import is_closed
 from ..schema import connect_any
 from .checks import check_loop
@@ -241,7 +241,7 @@ class Transactions:
         of_postgres = [each for each in leaves_of(error) if isinstance(each, _OF_POSTGRES)]
         gone = next((each for each in of_postgres if server_is_gone(each, connection) or refuses_writes(each)), None)
         blameless = False
-        if gone is not None or isinstance(that_counts(error), PostgresUnavailable):
+        if gone is not None or any(isinstance(each, PostgresUnavailable) for each in leaves_of(error)):
             try:
                 if gone is not None:
                     blameless = await _takes_no_writes(connection, gone, failed=tx.failed or tx.lent)

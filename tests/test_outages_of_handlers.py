@@ -13,6 +13,7 @@ from sidings import KafkaUnavailable, Message, PostgresUnavailable, StaticAssign
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Retry
 from sidings.jobs.transaction import is_closed
+from sidings.kafka import OutboxSettings
 from sidings.kafka.outbox.senders import Sender
 from sidings.testing import drain
 from tenacity import (
@@ -260,7 +261,7 @@ async def test_a_kafka_that_does_not_answer_fails_no_job(database: str, kind: st
     service = of_jobs(database)
 
     async def ride(job: Job[Ride]) -> object:
-        error = KafkaUnavailable("no broker answers")
+        error = KafkaUnavailable.without_blame("no broker answers")
         if job.attempt < 5 and kind != "returned":
             raise error
         return error if job.attempt < 5 else None
@@ -289,7 +290,7 @@ async def test_nor_does_a_message_whose_handler_sends_something(effects: str, to
         tried.append(message.partition)
         await record(message, tx)
         if message.partition == 0 and away:
-            raise KafkaUnavailable("no broker answers")
+            raise KafkaUnavailable.without_blame("no broker answers")
 
     async with service:
         await produce(sidings_kafka, name, [1], partition=0)
@@ -302,6 +303,67 @@ async def test_nor_does_a_message_whose_handler_sends_something(effects: str, to
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
         assert sample(service, "sidings_consumer_errors_total", server="kafka") >= 2
     assert sorted(await numbers(effects)) == [1, 2]
+
+
+async def test_a_job_that_sends_more_than_comes_through_is_given_up(
+    database: str, topic: Any, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sent the same again and again, for ever, with a Kafka in perfect health: its policy was not asked."""
+    etas, append, sent = await topic(), Sender.append, list[bytes]()
+    settings = OutboxSettings(delivery_seconds=0.5, routes={etas: "direct"})
+    service = a_service(PostgresSettings(dsn=database), sidings_kafka, outbox=settings)
+
+    async def late(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        if message["key"] != b"large":
+            return await append(self, topic, **message)
+        sent.append(message["value"])
+        return asyncio.get_running_loop().create_future()
+
+    @service.job(retry=ONCE)
+    async def ride(job: Job[Ride]) -> None:
+        await service.outbox.publish_many(None, etas, [("small", b"x"), ("large", b"x")])
+
+    monkeypatch.setattr(Sender, "append", late)
+    await enqueue(database, ride, [Ride()])
+    try:
+        attempts = await drain(service, until=100, limit=10)
+    finally:
+        await service.producer.stop()
+    assert [a.outcome for a in attempts] == ["snoozed", "snoozed", "discarded"]
+    assert len(sent) == 3
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_a_message_whose_handler_sends_more_than_comes_through_is_given_up(
+    effects: str, topic: Any, sidings_kafka: str, stateless: bool
+) -> None:
+    """It sent the same again each second, for ever. The first call of a stored message, in its batch, counts for
+    nothing; then Kafka is late twice."""
+    name, dead, tried = await topic(), await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    async def send(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if message.value.n == 0:
+            raise KafkaUnavailable("Kafka did not acknowledge in time")
+
+    async def stored(message: Message[Number], tx: Transaction) -> None:
+        await send(message)
+
+    if stateless:
+        service.consumer(name, stateless=True, dead_letter=dead, retry=ONCE)(send)
+    else:
+        service.consumer(name, retry=ONCE)(stored)
+    async with service:
+        await produce(sidings_kafka, name, [0], key="a")
+        given_up = "dead_letter" if stateless else "parked"
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result=given_up) == 1)
+        assert sample(service, "sidings_consumer_failures_total") == 1
+        assert sample(service, "sidings_consumer_errors_total", server="kafka") == 2
+        calls = tried.count(0)
+        await produce(sidings_kafka, name, [1], key="b")
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 1)
+    assert calls in ((3,) if stateless else (4, 5)), "and once as a job"
 
 
 @pytest.mark.parametrize("stateless", [False, True])

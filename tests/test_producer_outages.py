@@ -52,6 +52,24 @@ async def test_a_producer_whose_brokers_have_not_answered_in_time_is_used_no_mor
         await producer.send(etas, key="k", value=b"2")
 
 
+async def test_an_error_says_whether_it_may_have_come_from_what_was_sent(sidings_kafka, topic, monkeypatch):
+    """Only then a handler goes on for ever: with no broker there, nothing of it has been written."""
+    etas = await topic("etas")
+    async with sending("127.0.0.1:1") as producer:
+        with pytest.raises(KafkaUnavailable, match="no broker answers") as raised:
+            await producer.send(etas, key="k", value=b"1")
+        assert raised.value.blameless
+    async with sending(sidings_kafka, delivery_seconds=1.0) as producer:
+
+        async def never(*_, **__):
+            return asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr("sidings.kafka.outbox.senders.Sender.append", never)
+        with pytest.raises(KafkaUnavailable, match="did not acknowledge in time") as raised:
+            await producer.send(etas, key="k", value=b"1")
+        assert not raised.value.blameless
+
+
 async def test_it_says_why_kafka_has_not_acknowledged_where_it_would_try_for_ever(own_kafka):
     kafka = await asyncio.to_thread(own_kafka, brokers=2)
     await create_topic(kafka.bootstrap, "etas", partitions=1, replicas=2, config={"min.insync.replicas": "2"})
@@ -62,10 +80,11 @@ async def test_it_says_why_kafka_has_not_acknowledged_where_it_would_try_for_eve
             try:
                 await producer.send_many([Outgoing(topic, b"%d" % n, b"x", None) for n in range(10)])
             except KafkaUnavailable as error:
+                errors.append(error)
                 return str(error)
             return ""
 
-        told = list[str]()
+        told, errors = list[str](), list[KafkaUnavailable]()
         assert await refused("etas") + await refused("lost") == ""
         await asyncio.to_thread(kafka.broker(2).kill)
         for topic, why in [
@@ -78,6 +97,18 @@ async def test_it_says_why_kafka_has_not_acknowledged_where_it_would_try_for_eve
                 return re.search(f"Kafka did not acknowledge in time: {why}", told[-1])
 
             await eventually(says_so, lambda: told)
+            # Of the other list Kafka takes what goes to the other partition, and would each time.
+            assert errors[-1].blameless is (topic == "etas")
+        await eventually(lambda: one_that_nobody_leads(producer))
+
+
+async def one_that_nobody_leads(producer) -> bool:
+    try:
+        await producer.send("lost", key="0", value=b"x")
+        await producer.send("lost", key="1", value=b"x")
+    except KafkaUnavailable as error:
+        return error.blameless
+    raise AssertionError("one of them goes to each partition")
 
 
 async def test_what_the_client_logs_later_is_not_said_of_whoever_sent_first(sidings_kafka, topic, caplog):

@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from aiokafka import TopicPartition
 from prometheus_client import CollectorRegistry
 from sidings import Job, KafkaSettings, Message, OutboxSettings, Retry, Service, Transaction, migrate
 from sidings.devstack.binaries import postgres_program
@@ -351,7 +352,10 @@ async def test_no_message_is_blamed_where_its_handler_finds_kafka_away(topic, si
     calls, sent, away, take = Counter[int](), set[int](), True, Sender.append
 
     async def append(sender: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
-        return asyncio.Future() if away and topic == results else await take(sender, topic, **message)
+        if not away or topic != results:
+            return await take(sender, topic, **message)
+        sender._refusals[TopicPartition(topic, message["partition"])] = "NotEnoughReplicasError"  # as its broker says
+        return asyncio.Future()
 
     monkeypatch.setattr(Sender, "append", append)
 

@@ -40,7 +40,7 @@ ONCE = Retry(wait=wait_none(), stop=stop_after_attempt(1))
 ON_NETWORK = Retry(wait=wait_fixed(7), retry=retry_if_exception_type(ConnectionError))
 CONFLICT = asyncpg.SerializationError("could not serialize access")
 CUT, AWAY = PostgresUnavailable("no answer"), PostgresUnavailable.without_blame("no connection")
-NO_BROKER = KafkaUnavailable("no broker answers")
+LATE, NO_BROKER = KafkaUnavailable("late"), KafkaUnavailable.without_blame("no broker answers")
 BUG, NETWORK = ValueError("a bug"), ConnectionResetError("reset")
 
 
@@ -93,7 +93,9 @@ def test_the_only_error_of_a_group_counts_however_deep_it_is(error: Exception):
     ("first", "beside"),
     [
         (AWAY, [BUG, Discard("x"), Snooze(9), Retry.after(9), CONFLICT, NO_BROKER]),
-        (CUT, [AWAY]),  # it counts, so that what brings the server down itself does not go on for ever
+        # These count, so that what brings the server down itself, or sends too much, does not go on for ever.
+        (CUT, [AWAY, NO_BROKER, LATE]),
+        (LATE, [AWAY, NO_BROKER, BUG, CONFLICT]),
         (NO_BROKER, [BUG, Discard("x"), Snooze(9), CONFLICT]),
         (CONFLICT, [asyncpg.InFailedSQLTransactionError("aborted"), BUG, Discard("x"), Snooze(9)]),
         (BUG, [Discard("x")]),

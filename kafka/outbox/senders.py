@@ -83,8 +83,8 @@ class Sender:
             if isinstance(request, ProduceRequest):
                 for topic, partitions in answer.topics:
                     for partition, code, *_ in partitions:
-                        if code:
-                            self._refusals[TopicPartition(topic, partition)] = for_code(code).__name__
+                        if (refusal := for_code(code)).retriable:
+                            self._refusals[TopicPartition(topic, partition)] = refusal.__name__
                         else:
                             self._refusals.pop(TopicPartition(topic, partition), None)
             return answer
@@ -112,7 +112,7 @@ class Sender:
             await self.kill()
             refused = isinstance(error, ClusterAuthorizationFailedError)  # no id for an idempotent producer
             what = "its user may write to no topic" if refused else "no broker answers"
-            raise KafkaUnavailable(f"{what}: {error!r}{where}") from error
+            raise KafkaUnavailable.without_blame(f"{what}: {error!r}{where}") from error
         except BaseException:
             await self.kill()
             raise
@@ -170,16 +170,21 @@ class Sender:
 
     def late(self, topic: str, partitions: Collection[int]) -> TimeoutError:
         """What fails that these partitions have not acknowledged in time."""
-        client, tps = self._producer.client, [TopicPartition(topic, number) for number in sorted(partitions)]
-        unled = [f"{topic}/{tp.partition}" for tp in tps if client.cluster.leader_for_partition(tp) == -1]
-        refused = [f"{topic}/{tp.partition} ({self._refusals[tp]})" for tp in tps if tp in self._refusals]
-        why = (
-            throttling(client)
-            or (unled and f": nobody leads {', '.join(unled[:5])}")
-            or (refused and f": refused by {', '.join(refused[:5])}")
-            or unreached(client)
-        )
+        why = throttling(self._producer.client) or self.away(topic, partitions)
         return TimeoutError(f"Kafka did not acknowledge in time{why}")
+
+    def away(self, topic: str, partitions: Collection[int]) -> str:
+        """Why these partitions, or without any the brokers, take nothing at present, whatever it is: the end of a
+        sentence, or nothing."""
+        client, tps = self._producer.client, [TopicPartition(topic, number) for number in sorted(partitions)]
+        leaders: dict[TopicPartition, Any] = {tp: client.cluster.leader_for_partition(tp) for tp in tps}
+        unled = [f"{topic}/{tp.partition}" for tp, leader in leaders.items() if leader == -1]
+        refused = [f"{topic}/{tp.partition} ({self._refusals[tp]})" for tp in tps if tp in self._refusals]
+        return (
+            (f": nobody leads {', '.join(unled[:5])}" if unled else "")
+            or (f": refused by {', '.join(refused[:5])}" if refused else "")
+            or unreached(client, set(leaders.values()) or None)
+        )
 
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
