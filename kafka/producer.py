@@ -2,12 +2,17 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from aiokafka.errors import InvalidTimestampError, KafkaError, LeaderNotAvailableError, ProducerClosed
+from aiokafka.errors import (
+    InvalidTimestampError,
+    KafkaError,
+    KafkaTimeoutError,
+    LeaderNotAvailableError,
+    ProducerClosed,
+)
 
 from ..errors import KafkaUnavailable
 from .checks import check_loop
@@ -30,7 +35,7 @@ class Producer:
     """Sends messages directly, with ``acks=all`` and idempotent. One per service; connects at the first message.
 
     For services without Postgres, and for messages that need not stand or fall with a transaction. Messages of one key
-    are kept in the order of the calls, as long as none fails.
+    are kept in the order of the calls, as long as none fails; those of another call may stand between those of a list.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings) -> None:
@@ -97,7 +102,7 @@ class Producer:
         """
         if not messages:
             return
-        topic, left = messages[0].topic, deque((message, uuid4().hex.encode()) for message in messages)
+        topic, left = messages[0].topic, [(message, uuid4().hex.encode()) for message in messages]
         alone = time.monotonic() < self._careful_until.get(topic, 0.0)
         try:
             sender = await self._connected(alone=alone)
@@ -107,13 +112,11 @@ class Producer:
                 if refuses(error):
                     self._careful_until[topic] = time.monotonic() + _CAREFUL_SECONDS
                     sender.retired = True
-                ended = isinstance(error, ProducerClosed)  # as after another message, which was late
-                if isinstance(error, NO_TOPIC) or not (ended or (sender.retired and not alone)):
+                if alone or not sender.retired or isinstance(error, NO_TOPIC):
                     raise
                 # Kafka refuses whole batches, and an idempotent producer can send no more then: the fault may be
                 # another message's, and that another caller's.
-                alone = alone or sender.retired
-                await self._send(await self._connected(alone=alone), left, alone=alone)
+                await self._send(await self._connected(alone=True), left, alone=True)
         except NEVER as error:
             if isinstance(error, InvalidTimestampError) and all(message.timestamp is None for message in messages):
                 raise KafkaUnavailable.without_blame(str(ClocksApart())) from error
@@ -133,35 +136,34 @@ class Producer:
         self._current.clear()
         await self._senders.close()
 
-    async def _send(self, sender: Sender, left: deque[tuple[Outgoing, bytes]], *, alone: bool) -> None:
-        """What is first in `left` leaves it when it is acknowledged; then what follows has its time anew."""
-        began, topic, count = time.monotonic(), left[0][0].topic, len(left)
-        futures, places = deque[asyncio.Future[object]](), set[int]()
+    async def _send(self, sender: Sender, left: list[tuple[Outgoing, bytes]], *, alone: bool) -> None:
+        """Send all that is in `left`. What is acknowledged before something fails leaves it."""
+        began, topic, delivery_seconds = time.monotonic(), left[0][0].topic, self._settings.delivery_seconds
+        futures, places, over = list[asyncio.Future[object]](), set[int](), asyncio.Event()
         sender.users += 1
         sender.silent_since = sender.silent_since or began
         try:
-            async with asyncio.timeout(self._settings.delivery_seconds) as limit:
+            async with asyncio.timeout(delivery_seconds) as limit:
 
-                def acknowledged() -> None:
-                    while futures and futures[0].done():
-                        futures[0].result()
-                        futures.popleft()
-                        left.popleft()
-                    sender.silent_since = time.monotonic()
-                    limit.reschedule(asyncio.get_running_loop().time() + self._settings.delivery_seconds)
+                def answered(sent: "asyncio.Future[object]") -> None:
+                    if _unacknowledged(sent):
+                        over.set()
+                    elif not (over.is_set() or limit.expired()):
+                        sender.silent_since = time.monotonic()
+                        limit.reschedule(asyncio.get_running_loop().time() + delivery_seconds)
 
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
-                for message, id in tuple(left):
+                for message, id in left:
                     key = message.key if message.partition_key is None else message.partition_key
                     places.add(place := self._packer.partition_of(topic, key, partitions))
-                    futures.append(await self._hand_over(sender, place, message, id))
-                    if len(futures) % _AT_ONCE == 0:
-                        await asyncio.sleep(0)  # Kafka's answers, and all else, have their turn
-                    if futures[0].done():
-                        acknowledged()
-                while futures:
-                    await futures[0]
-                    acknowledged()
+                    futures.append(sent := await self._hand_over(sender, place, message, id))
+                    if len(left) > 1:
+                        sent.add_done_callback(answered)
+                        if len(futures) % _AT_ONCE == 0:
+                            await asyncio.sleep(0)  # Kafka's answers, and all else, have their turn
+                            if over.is_set():  # one has failed
+                                break
+                await asyncio.gather(*futures)
             sender.silent_since = None
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
             silent, waited = (time.monotonic() - since for since in (sender.silent_since or began, began))
@@ -178,14 +180,18 @@ class Producer:
             if not (alone and refuses(error)):
                 self._drop(sender)
             late = isinstance(error, TimeoutError | LeaderNotAvailableError)
-            if not late and (refuses(error) or isinstance(error, ProducerClosed) or (sender.retired and not alone)):
+            if not late and (refuses(error) or (sender.retired and not alone)):
                 raise  # it is sent once more
             told = sender.late(topic, places) if late else error
-            nothing = len(left) == count and all(map(_unacknowledged, futures))
+            nothing = all(map(_unacknowledged, futures))
             raise KafkaUnavailable.without_blame(
-                f"Kafka has not acknowledged the message: {told!r}", nothing and bool(sender.away(topic, places))
+                f"Kafka has not acknowledged the message: {told!r}",
+                # Closed: another message was late, which says nothing of these.
+                isinstance(error, ProducerClosed) or (nothing and bool(sender.away(topic, places))),
             ) from error
         finally:
+            over.set()
+            left[: len(futures)] = [pair for pair, sent in zip(left, futures, strict=False) if _unacknowledged(sent)]
             sender.users -= 1
             self._senders.released(sender)
 
@@ -213,17 +219,20 @@ class Producer:
     async def _hand_over(
         self, sender: Sender, partition: int, message: Outgoing, id: bytes
     ) -> "asyncio.Future[object]":
-        try:
-            return await sender.append(
-                message.topic,
-                key=message.key,
-                value=message.value,
-                headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
-                timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
-                partition=partition,
-            )
-        except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
-            raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error
+        while True:
+            try:
+                return await sender.append(
+                    message.topic,
+                    key=message.key,
+                    value=message.value,
+                    headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
+                    timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
+                    partition=partition,
+                )
+            except KafkaTimeoutError:  # a batch was full for as long as aiokafka waits: this one is not in it
+                continue
+            except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
+                raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error
 
     def _drop(self, sender: Sender) -> None:
         """After a failure an idempotent producer has lost count (aiokafka #1017): the next message gets another."""
