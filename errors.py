@@ -240,7 +240,8 @@ class KafkaUnavailable(SidingsError):
 
     blameless = False
     """Whether it cannot have come from what was sent, of which nothing has arrived as far as is known: no broker could
-    be reached, nobody leads its partitions, or their brokers say that they take nothing at present."""
+    be reached, nobody leads its partitions, or their brokers say that they take nothing at present. Or another message
+    has failed, and ended the producer of all."""
 
     @classmethod
     def without_blame(cls, message: str, blameless: bool = True) -> "KafkaUnavailable":
