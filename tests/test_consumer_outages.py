@@ -123,6 +123,7 @@ class Crew:
                 await process.wait()
 
 
+@pytest.mark.long
 async def test_effects_happen_once_while_processes_are_killed(effects, topic, sidings_kafka, tmp_path):
     """Two instances, killed in turns while messages flow, some of which fail and are parked: every message and every
     job takes effect once, and each key's messages in order."""

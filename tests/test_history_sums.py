@@ -13,7 +13,7 @@ from sidings.spark_analytics.history.volume import counted, throughput
 
 from .history_support import DAY
 
-pytestmark = pytest.mark.timeout(600)  # Spark starts
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # Spark starts
 WINDOW = Selection(DAY, DAY + timedelta(days=1))
 LONG = 1 << 62  # microseconds: two of them are too many
 COLUMNS = (

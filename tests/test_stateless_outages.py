@@ -298,6 +298,7 @@ def shortly_before_a_wraparound(server: Postgres) -> None:
     server.start()
 
 
+@pytest.mark.long
 async def test_no_message_is_blamed_where_postgres_has_no_transaction_ids_left(
     own_postgres, topic, sidings_kafka, monkeypatch
 ):
