@@ -9,7 +9,6 @@ from uuid import uuid4
 from aiokafka.errors import (
     InvalidTimestampError,
     KafkaError,
-    KafkaTimeoutError,
     LeaderNotAvailableError,
     ProducerClosed,
 )
@@ -98,7 +97,8 @@ class Producer:
         """Send many messages of one topic, in order, and return when all are acknowledged.
 
         Errors are those of `send`; some messages may have arrived then. `OutboxSettings.delivery_seconds` are those
-        from one acknowledgement to the next: a list may be as long as it likes.
+        from one acknowledgement to the next. A list that takes longer than them fails where another message does, as
+        for another topic.
         """
         if not messages:
             return
@@ -137,9 +137,9 @@ class Producer:
         await self._senders.close()
 
     async def _send(self, sender: Sender, left: list[tuple[Outgoing, bytes]], *, alone: bool) -> None:
-        """Send all that is in `left`. What is acknowledged before something fails leaves it."""
+        """Send all that is in `left`. What need not be repeated where something has failed leaves it."""
         began, topic, delivery_seconds = time.monotonic(), left[0][0].topic, self._settings.delivery_seconds
-        futures, places, over = list[asyncio.Future[object]](), set[int](), asyncio.Event()
+        futures, places, over = list[asyncio.Future[object]](), list[int](), asyncio.Event()
         sender.users += 1
         sender.silent_since = sender.silent_since or began
         try:
@@ -155,14 +155,14 @@ class Producer:
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
                 for message, id in left:
                     key = message.key if message.partition_key is None else message.partition_key
-                    places.add(place := self._packer.partition_of(topic, key, partitions))
+                    places.append(place := self._packer.partition_of(topic, key, partitions))
                     futures.append(sent := await self._hand_over(sender, place, message, id))
                     if len(left) > 1:
                         sent.add_done_callback(answered)
-                        if len(futures) % _AT_ONCE == 0:
-                            await asyncio.sleep(0)  # Kafka's answers, and all else, have their turn
-                            if over.is_set():  # one has failed
-                                break
+                    if len(futures) % _AT_ONCE == 0:
+                        await asyncio.sleep(0)  # Kafka's answers, and all else, have their turn
+                    if over.is_set():  # one has failed
+                        break
                 await asyncio.gather(*futures)
             sender.silent_since = None
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
@@ -182,16 +182,14 @@ class Producer:
             late = isinstance(error, TimeoutError | LeaderNotAvailableError)
             if not late and (refuses(error) or (sender.retired and not alone)):
                 raise  # it is sent once more
-            told = sender.late(topic, places) if late else error
-            nothing = all(map(_unacknowledged, futures))
+            told = sender.late(topic, set(places)) if late else error
+            elsewhere = isinstance(error, ProducerClosed) or bool(sender.away(topic, set(places)))  # another was late
             raise KafkaUnavailable.without_blame(
-                f"Kafka has not acknowledged the message: {told!r}",
-                # Closed: another message was late, which says nothing of these.
-                isinstance(error, ProducerClosed) or (nothing and bool(sender.away(topic, places))),
+                f"Kafka has not acknowledged the message: {told!r}", elsewhere and all(map(_unacknowledged, futures))
             ) from error
         finally:
             over.set()
-            left[: len(futures)] = [pair for pair, sent in zip(left, futures, strict=False) if _unacknowledged(sent)]
+            left[: len(futures)] = _to_repeat(left, places, futures)
             sender.users -= 1
             self._senders.released(sender)
 
@@ -219,20 +217,17 @@ class Producer:
     async def _hand_over(
         self, sender: Sender, partition: int, message: Outgoing, id: bytes
     ) -> "asyncio.Future[object]":
-        while True:
-            try:
-                return await sender.append(
-                    message.topic,
-                    key=message.key,
-                    value=message.value,
-                    headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
-                    timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
-                    partition=partition,
-                )
-            except KafkaTimeoutError:  # a batch was full for as long as aiokafka waits: this one is not in it
-                continue
-            except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
-                raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error
+        try:
+            return await sender.append(
+                message.topic,
+                key=message.key,
+                value=message.value,
+                headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
+                timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
+                partition=partition,
+            )
+        except (AssertionError, TypeError) as error:  # aiokafka's, of a partition that is not there any more
+            raise KafkaError(f"the topic {message.topic!r} has just been deleted, or made anew") from error
 
     def _drop(self, sender: Sender) -> None:
         """After a failure an idempotent producer has lost count (aiokafka #1017): the next message gets another."""
@@ -251,6 +246,19 @@ class Producer:
                 del self._current[alone]
                 return True
         return False
+
+
+def _to_repeat(
+    sent: Sequence[tuple[Outgoing, bytes]], places: Sequence[int], futures: Sequence["asyncio.Future[object]"]
+) -> list[tuple[Outgoing, bytes]]:
+    """Those that are not acknowledged, and what stands behind them in their partitions: what is older must not come
+    after it."""
+    behind, repeated = set[int](), list[tuple[Outgoing, bytes]]()
+    for message, place, future in zip(sent, places, futures, strict=False):
+        if place in behind or _unacknowledged(future):
+            behind.add(place)
+            repeated.append(message)
+    return repeated
 
 
 def _unacknowledged(sent: "asyncio.Future[object]") -> bool:
