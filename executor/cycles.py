@@ -60,7 +60,8 @@ class CycleLoop:
     links: one for each cycle that may be in flight at once.
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
     on_replaced: the server has been replaced by another one, which may have lost commits; forget all that was read.
-    on_changed: a person has changed or paused jobs: the reader should read them anew, or everything if True is passed.
+    on_changed: a person has changed or paused jobs, or what a cycle was to read is left to the reader: it should read,
+    and everything anew if True is passed.
     on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read.
     """
 
@@ -89,10 +90,12 @@ class CycleLoop:
         self._metrics = metrics
         self._registry = registry
         self._poison_after = poison_after
+        self._on_changed = on_changed
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
         self._sql = load_sql(__package__, "cycle", schema)
         self._name_sql = load_sql(__package__, "name", schema)
+        self._name_and_read_sql = load_sql(__package__, "name_and_read", schema)
         self._cycle = 0
         self._ahead = 0.0
         self._tried_again = 0  # outcomes that were put off, and go out with the cycle that is under way
@@ -134,11 +137,18 @@ class CycleLoop:
         """Something has finished or become ready."""
         self._signal.set()
 
-    def expect(self, jobs: Mapping[str, Sequence[int]]) -> None:
-        """These jobs, by origin, have just been committed: name them while they are read, if they could start then."""
-        if not self.paused and self._scheduler.pauses is NOTHING_PAUSED and not self._scheduler.runnable():
-            self._expected.tell(jobs, self._workers.capacity())
-            self._signal.set()
+    def expect(self, jobs: Mapping[str, Sequence[int]]) -> bool:
+        """These jobs, by origin, have just been committed: name them at once, if they could start then. Returns whether
+        the cycle brings them as well; else they are to be read meanwhile."""
+        if self.paused or self._scheduler.pauses is not NOTHING_PAUSED or self._scheduler.runnable():
+            return False
+        self._signal.set()
+        brings = (
+            self._expected.tell(jobs, self._workers.capacity()) and not self._flights and not self._workers.finished
+        )
+        if brings:
+            self._expected.unread.update(id for ids in jobs.values() for id in ids)
+        return brings
 
     def busy_seconds(self) -> float:
         """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
@@ -244,13 +254,17 @@ class CycleLoop:
         early = {} if self._flights else self._expected.sending()
         if self.paused or scheduler.pauses is not NOTHING_PAUSED:  # what is paused their ids alone do not tell
             early = {}
+        unread, self._expected.unread = self._expected.unread, set()
+        reads = [] if finished else [id for id in early if id in unread]
+        if len(reads) < len(unread):
+            self._on_changed(False)
         barriers, self._barriers = self._barriers, []
         named = self._named
         for f in finished:
             named.pop(f[0].id, None)
         for entry in chosen:
             named[entry.id] = entry
-        return Batch(finished, chosen, barriers, scheduler.timeline, early)
+        return Batch(finished, chosen, barriers, scheduler.timeline, early, reads)
 
     def _start_named(self, chosen: list[Entry], time: float) -> list[Entry]:
         """Start what the last cycle has named already; returns the others. Only here, in the task that also looks at
@@ -320,10 +334,23 @@ class CycleLoop:
         asyncio.get_running_loop().call_soon(self._count)  # while the statement is under way
 
     def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
-        if not batch.finished:
-            named = array([*self._named, *batch.early])
-            return link.fetchrow(self._name_sql, self.executor_id, number, self.standing.fence, named, batch.timeline)
-        return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
+        if batch.finished:
+            return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
+        named = array([*self._named, *batch.early])
+        arguments = self.executor_id, number, self.standing.fence, named, batch.timeline
+        return (
+            self._name_and_read(link, batch, *arguments) if batch.reads else link.fetchrow(self._name_sql, *arguments)
+        )
+
+    async def _name_and_read(self, link: Link, batch: Batch, *arguments: object) -> asyncpg.Record | None:
+        batch.rows = await link.fetch(self._name_and_read_sql, *arguments, array(batch.reads))
+        return batch.rows[0] if batch.rows else None
+
+    def _leave_to_reader(self, batch: Batch) -> None:
+        """What it was to read does not come with it."""
+        if batch.reads:
+            batch.reads = []
+            self._on_changed(False)
 
     async def _land(self) -> None:
         """Deal with the answer of the oldest cycle."""
@@ -332,6 +359,7 @@ class CycleLoop:
             self._landed(flight)
         elif len(self._flights) == 1:
             flight.batch.early = {}
+            self._leave_to_reader(flight.batch)
             self._expected.doubt()
             flight.number = await self._commit(flight.batch, flight.number, flight.answer)
             self._landed(flight)
@@ -345,6 +373,8 @@ class CycleLoop:
         """The first of two cycles in flight has gone wrong: find out what has become of both, then record in one cycle
         what has not been recorded. The second one needs the first; if it is committed, both are."""
         flights = list(self._flights)
+        for flight in flights:
+            self._leave_to_reader(flight.batch)
         await asyncio.wait([flight.answer for flight in flights])
         if not flights[-1].applied() and any(flight.unknown() for flight in flights):
             reached, timeline = await self.standing.disown([flight.batch for flight in flights])
@@ -373,6 +403,9 @@ class CycleLoop:
         self._acknowledged(flight.batch, heard=matched)
         if flight.applied() and not self._flights:
             self._expected.acknowledged(flight.batch.early)
+            if self._expected.read(flight.batch.reads, flight.batch.rows):
+                flight.batch.reads = []
+        self._leave_to_reader(flight.batch)
 
     def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> int:
         """How many of its outcomes have found no job: somebody else has ended it, whatever its handler still said."""

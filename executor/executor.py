@@ -215,8 +215,8 @@ class Executor:
             self._notifier.announce(jobs)
 
     def _there_are(self, jobs: Mapping[str, Sequence[int]]) -> None:
-        self.cycles.expect(jobs)
-        self.reader.wake()
+        if not self.cycles.expect(jobs):
+            self.reader.wake()
 
     # -- life -------------------------------------------------------------------------------------------------------
 

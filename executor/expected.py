@@ -1,12 +1,14 @@
-"""Jobs that have just been committed, and of which we have been told: named while they are read, not afterwards.
+"""Jobs that have just been committed, and of which we have been told: named by their ids, before they have been read.
 
-To name a job takes a commit, and so the disk; to read it does not. A cycle can name it by its id alone. Nothing else
-changes: a job starts when a read has brought it, it is its turn, and an acknowledged cycle has named it
-(docs/decisions/0020-naming-early.md).
+To name a job takes a commit, and so the disk. Where nothing else is under way, the cycle that names them brings them as
+well; else a read brings them meanwhile. Nothing else changes: a job starts when it has been read, it is its turn, and
+an acknowledged cycle has named it (docs/decisions/0020-naming-early.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
+
+import asyncpg
 
 from .clock import now
 from .queues import Entry, OriginQueue
@@ -27,22 +29,30 @@ class Early(NamedTuple):
 
 
 class Expected:
-    """The jobs that are expected, by id, and which of them the row of the executor names."""
+    """The jobs that are expected, by id, and which of them the row of the executor names.
+
+    unread: those that the next cycle is to read, since nobody has been asked to.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.unread: set[int] = set()
         self._scheduler = scheduler
         self._told: dict[int, Early] = {}
         self._named: dict[int, Early] = {}  # by the cycle acknowledged last; none has been sent since
         self._news = False
 
-    def tell(self, jobs: Mapping[str, Sequence[int]], room: int) -> None:
-        """These have been committed, by origin. room: how many could start now; where more come, they have to wait."""
-        until = now() + _SECONDS
+    def tell(self, jobs: Mapping[str, Sequence[int]], room: int) -> bool:
+        """These have been committed, by origin. room: how many could start now; where more come, they have to wait.
+        Returns whether there are some, and all of them are named now."""
+        until, all = now() + _SECONDS, bool(jobs)
         for name, ids in jobs.items():
             queue = self._scheduler.origins.get(name)
             if ids and queue is not None and len(ids) + len(self._told) <= room:
                 self._told.update(dict.fromkeys(ids, Early(queue, until)))
                 self._news = True
+            else:
+                all = False
+        return all
 
     def doubt(self) -> None:
         """A cycle has gone wrong: what the row names will not be known before the next one."""
@@ -67,6 +77,17 @@ class Expected:
         """The last cycle that was sent is committed, and has named these."""
         self._named = early
 
+    def read(self, ids: Collection[int], rows: Sequence[asyncpg.Record]) -> bool:
+        """The last acknowledged cycle was to read these of the jobs that it names, and has found these rows
+        (``name_and_read.sql``). Returns whether all of them are known now; a read is to bring the others."""
+        found, time = 0, now()
+        for row in rows:
+            job = self._named.get(row["id"])
+            if job is not None and job.origin.name == row["origin"] and self._holds(job):
+                self._scheduler.insert(_entry(row, job.origin), time)
+                found += 1
+        return found == len(ids)
+
     def started(self, entries: Sequence[Entry], time: float) -> list[Entry]:
         """Those of the chosen jobs that need no cycle to be named any more: they are to start. What was named when the
         origin was held under another lease does not count."""
@@ -83,3 +104,16 @@ class Expected:
 
     def _holds(self, job: Early) -> bool:
         return not job.origin.draining and self._scheduler.origins.get(job.origin.name) is job.origin
+
+
+def _entry(row: asyncpg.Record, origin: OriginQueue) -> Entry:
+    return Entry(
+        row["id"],
+        origin,
+        row["type"],
+        row["group"],
+        row["position"],
+        enqueued=row["enqueued_at"],
+        headers=row["headers"],
+        payload=row["payload"],
+    )

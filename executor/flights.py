@@ -17,13 +17,16 @@ __all__ = ["Batch", "Flight", "applied", "merged"]
 @dataclass(slots=True)
 class Batch:
     """What one cycle records and names, and the server's timeline that it was read from. early: what it names, at its
-    first sending only, although it has not been read yet (`Expected`)."""
+    first sending only, although it has not been read yet (`Expected`). reads: of these, the ids of those that it is to
+    bring, and `rows` what it has brought."""
 
     finished: list[Finished]
     chosen: list[Entry]
     barriers: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
     timeline: str | None = None
     early: dict[int, Early] = field(default_factory=dict[int, Early])
+    reads: list[int] = field(default_factory=list[int])
+    rows: list[asyncpg.Record] = field(default_factory=list[asyncpg.Record])
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
-from sidings.executor import cycles, reader, standing
+from sidings.executor import cycles, expected, reader, standing
 from sidings.executor.attempts import Finished
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.flights import Batch, Flight, merged
@@ -184,6 +184,23 @@ class Database:
                 answer.append(Record(scanned))
         return answer
 
+    def read_named(self, ids: list[int]) -> list[dict[str, Any]]:
+        """`name_and_read.sql`."""
+        found = [] if self.pauses else [row for id in ids if (row := self.rows.get(id)) is not None]
+        return [
+            {name: getattr(row, name) for name in ("id", "type", "group", "position", "origin")}
+            | {"enqueued_at": 0.0, "headers": None, "payload": "x" * row.size}
+            for row in found
+            if row.position is not None and row.run_at is None and row.size <= 10
+            if (row.attempt, row.failures, row.losses, row.priority, row.policy) == (1, 0, 0, 0, 0)
+            if row.group is None or not any(self._stands_before(other, row) for other in self.rows.values())
+        ]
+
+    @staticmethod
+    def _stands_before(other: Row, row: Row) -> bool:
+        same = (other.origin, other.group) == (row.origin, row.group)
+        return same and other.position is not None and other.position < (row.position or 0)
+
 
 class Handlers:
     """Takes the place of `Workers`: handlers start and end when the world says so."""
@@ -255,6 +272,7 @@ STEPS = {
     "pause": 0,
     "resume": 0,
     "slow_down": 0,
+    "tell": 6,
 }
 
 
@@ -622,6 +640,14 @@ class World:
 
     # -- the cycle ------------------------------------------------------------------------------------------------
 
+    def tell(self) -> None:
+        """The executor is told of a job that has been committed, mostly one of the last: the next cycle names it."""
+        ids = sorted(self.database.rows)[-3:] if self.random.random() < 0.7 else list(self.database.rows)
+        if ids and not self.cycles_in_flight:
+            row = self.database.rows[self.random.choice(ids)]
+            if self.cycles._expected.tell({row.origin: [row.id]}, 9):
+                self.cycles._expected.unread.add(row.id)
+
     def send_cycle(self) -> None:
         """Gather, and commit or be void; the answer comes later. A second cycle may follow before that."""
         flying = self.cycles_in_flight
@@ -630,9 +656,13 @@ class World:
         if self.cycles.standing.doubtful:
             run(self.cycles.standing.look_up())
         self.cycles._flights = deque(Flight(batch, 1, self.clock, None, None, []) for batch, _ in flying)  # type: ignore[arg-type]
+        claimed = len(self.handlers.claimed)
         batch = self.cycles._gather()
+        for entry in list(self.handlers.claimed)[claimed:]:
+            self._check_choice(entry, named=True)  # it starts, since the last cycle has named it
         self.cycles._flights.clear()
         if batch is not None:
+            batch.rows = self.database.read_named(batch.reads)  # type: ignore[assignment]
             committed = self.cycles.standing.fence == self.database.fence and all(before for _, before in flying)
             flying.append((batch, committed))
             if committed:
@@ -645,6 +675,9 @@ class World:
         batch, committed = self.cycles_in_flight.pop(0)
         if committed and (self.cycles_in_flight or self.random.random() < 0.7):
             self.cycles._acknowledged(batch)
+            if not self.cycles_in_flight:
+                self.cycles._expected.acknowledged(batch.early)
+                self.cycles._expected.read(batch.reads, batch.rows)
             return
         if committed:
             run(self.cycles._resolve(batch, 0))
@@ -656,7 +689,7 @@ class World:
         self._commit_cycle(batch)
 
     def _commit_cycle(self, batch: Batch) -> None:
-        self.named = set(self.cycles._named)
+        self.named = {*self.cycles._named, *batch.early}
         for entry, outcome, _, _ in batch.finished:
             self._record(entry, outcome)
         for entry in batch.chosen:
@@ -780,16 +813,17 @@ class World:
         queue = self._some_origin()
         if queue is None:
             return
-        for entry in self.cycles._named.values():
-            row = self.database.rows.get(entry.id)
-            if entry.origin is queue and row is not None:
+        known = {entry.id for entry in self.cycles._named.values() if entry.origin is queue}
+        known |= {id for id, row in self.database.rows.items() if id in self.named and row.origin == queue.name}
+        for id, row in self.database.rows.items():
+            if id in known:
                 row.attempt += 1
                 row.losses += 1
         handlers = self.handlers
         handlers.unclaim(queue)
         handlers.void += [entry for entry in handlers.busy if entry.origin is queue]
         handlers.busy = [entry for entry in handlers.busy if entry.origin is not queue]
-        self.named -= {entry.id for entry in self.cycles._named.values() if entry.origin is queue}
+        self.named -= known
         self.cycles.forget(queue.name)
         self.scheduler.remove_origin(queue.name)
 
@@ -822,11 +856,14 @@ class World:
 
     # -- what must never happen -----------------------------------------------------------------------------------
 
-    def _check_choice(self, entry: Entry) -> None:
-        """Nothing of the group stands before it that a read had shown by now."""
+    def _check_choice(self, entry: Entry, *, named: bool = False) -> None:
+        """Nothing of the group stands before it that a read had shown by now. named: so it was before, and who has
+        cancelled or paused it since was told that it runs."""
         row = self.database.rows.get(entry.id)
+        if row is None and named and entry.id in self.stopped:
+            return
         assert row is not None, f"{entry} is chosen although it is over"
-        assert not self._paused(row), f"{entry} is chosen although it is paused"
+        assert named or not self._paused(row), f"{entry} is chosen although it is paused"
         if entry.lane is None or row.moved:
             return
         for other in self.database.rows.values():
@@ -1024,12 +1061,12 @@ class Clocks:
         return 0.0 if self.world is None else self.world.clock
 
     def __enter__(self) -> Self:
-        self._real = (reader.now, cycles.now, standing.now)
-        reader.now = cycles.now = standing.now = self
+        self._real = (reader.now, cycles.now, standing.now, expected.now)
+        reader.now = cycles.now = standing.now = expected.now = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        reader.now, cycles.now, standing.now = self._real
+        reader.now, cycles.now, standing.now, expected.now = self._real
 
 
 async def _handler(job: object) -> None: ...

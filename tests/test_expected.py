@@ -1,24 +1,78 @@
-"""Jobs that are named in the executor's row while they are read, on a real Postgres."""
+"""Jobs that are named in the executor's row before they have been read, on a real Postgres."""
 
 import asyncio
+import random
+import time
 from typing import Any
 
 import asyncpg
 import pytest
+from pydantic import BaseModel
 from sidings import Admin
 from sidings.errors import PostgresUnavailable
+from sidings.executor import Executor
+from sidings.executor.clock import now
 from sidings.executor.expected import Expected
 from sidings.executor.link import Link
+from sidings.executor.planning import Plan, Planner
 from sidings.executor.queues import Entry
 from sidings.executor.scheduler import Scheduler
-from sidings.jobs import Job, Registry
+from sidings.jobs import Job, Registry, Retry
+from sidings.schema import load_sql
+from tenacity import wait_none
 
-from .support import ORIGIN, Ride, connected, enqueue, eventually, running
+from .support import ORIGIN, Ride, connected, enqueue, eventually, fetch, jobs_left, running, value
+
+
+class Note(BaseModel):
+    text: str
 
 
 async def naming(connection: asyncpg.Connection, ids: list[int]) -> bool:
     """Whether the executor's row names these jobs now."""
     return await connection.fetchval("SELECT running FROM sidings.executor") == ids
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the reader sent its reads."""
+    sent, plan = list[float](), Planner.plan
+
+    def noted(self: Planner, time: float) -> Plan:
+        sent.append(time)
+        return plan(self, time)
+
+    monkeypatch.setattr(Planner, "plan", noted)
+    return sent
+
+
+async def idle(executor: Executor) -> None:
+    """Wait until it has read all that was there, and nothing makes it read again."""
+    reader = executor.reader
+    await eventually(lambda: reader.server and not reader.busy_seconds() and not reader._woken.is_set(), "it is idle")
+
+
+async def test_a_job_that_comes_alone_is_brought_by_the_cycle_that_names_it(database: str, reads: list[float]):
+    registry, started = Registry(), asyncio.Queue[tuple[Job[Ride], int]]()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        started.put_nowait((job, executor.cycles._cycle))
+
+    async with running(database, registry, poll_seconds=3_600) as executor, connected(database) as connection:
+        await idle(executor)
+        before, cycle = len(reads), executor.cycles._cycle
+        [id] = await enqueue(database, ride, [Ride(transport="a", number=7)], headers={"shift": "night"})
+        executor.committed({ORIGIN: [id]})
+        async with asyncio.timeout(20):
+            job, at = await started.get()
+        assert (job.id, job.group, job.attempt, job.payload.number) == (id, "a", 1, 7)
+        assert job.headers["shift"] == "night"
+        assert abs(job.enqueued_at.timestamp() - time.time()) < 3600
+        assert at == cycle + 1, "another cycle was sent before it started"
+        await eventually(lambda: naming(connection, []), "it has ended")
+        assert len(reads) == before
+        assert await jobs_left(database) == 0
 
 
 async def test_a_job_that_has_been_named_starts_as_soon_as_it_is_read(database: str, monkeypatch: pytest.MonkeyPatch):
@@ -30,12 +84,10 @@ async def test_a_job_that_has_been_named_starts_as_soon_as_it_is_read(database: 
 
     async with running(database, registry, poll_seconds=60.0) as executor, connected(database) as connection:
         reader = executor.reader
-        await eventually(
-            lambda: reader.server and not reader.busy_seconds() and not reader._woken.is_set(), "it is idle"
-        )
+        await idle(executor)
         with monkeypatch.context() as without_reads:
             without_reads.setattr(reader, "wake", lambda: None)
-            [id] = await enqueue(database, ride, [Ride()])
+            [id] = await enqueue(database, ride, [Ride()], priority=1)  # which a cycle does not bring
             executor.committed({ORIGIN: [id]})
             await eventually(lambda: naming(connection, [id]), "the job is named")
             assert started.empty()
@@ -46,22 +98,191 @@ async def test_a_job_that_has_been_named_starts_as_soon_as_it_is_read(database: 
         await eventually(lambda: naming(connection, []), "it has ended")
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["", "the answer is lost"])
-async def test_what_does_not_start_is_named_no_more(database: str, monkeypatch: pytest.MonkeyPatch, lost: bool):
-    fetchrow = Link.fetchrow
-    losses = 1 if lost else 0
+@pytest.mark.parametrize(
+    ("how", "size"),
+    [({"priority": 3}, 1), ({}, 9_000), ({}, 90_000)],
+    ids=["of another priority", "large", "so large that it is compressed"],
+)
+async def test_what_the_cycle_does_not_bring_a_read_does(
+    database: str, reads: list[float], how: dict[str, Any], size: int
+):
+    registry, started = Registry(), asyncio.Queue[Job[Note]]()
 
-    async def losing(*call: Any) -> asyncpg.Record | None:
+    @registry.job()
+    async def note(job: Job[Note]) -> None:
+        started.put_nowait(job)
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        before, text = len(reads), "".join(random.choices("abcdefgh", k=size))
+        [id] = await enqueue(database, note, [Note(text=text)], **how)
+        executor.committed({ORIGIN: [id]})
+        async with asyncio.timeout(20):
+            job = await started.get()
+        assert (job.id, job.payload.text) == (id, text)
+        assert len(reads) > before
+
+
+async def test_a_job_waits_for_those_of_its_group_that_nobody_has_told_of(database: str):
+    registry, started = Registry(), list[int]()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        await enqueue(database, ride, [Ride(transport="a", number=1)])  # by another process
+        ids = await enqueue(database, ride, [Ride(transport="a", number=2), Ride(transport="a", number=3)])
+        executor.committed({ORIGIN: ids})
+        await eventually(lambda: len(started) == 3)
+    assert started == [1, 2, 3]
+
+
+@pytest.mark.parametrize("group", ["transport", None])
+async def test_one_that_fails_beyond_what_has_been_read_runs_again(database: str, group: str | None):
+    registry, started = Registry(), list[tuple[int, int]]()
+
+    @registry.job(group=group, retry=Retry(wait=wait_none()))
+    async def ride(job: Job[Ride]) -> None:
+        started.append((job.payload.number, job.attempt))
+        if job.attempt == 1:
+            raise RuntimeError("not yet")
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        for number in (1, 2):
+            [id] = await enqueue(database, ride, [Ride(transport="a", number=number)])
+            executor.committed({ORIGIN: [id]})
+            await eventually(lambda: len(started) == 2 * number, started)  # noqa: B023 - it is over by then
+            await eventually(lambda: not executor.scheduler.memory.jobs, "it has ended")
+    assert started == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause"])
+async def test_what_a_person_changes_while_the_cycle_waits_for_its_lock_does_not_start(
+    database: str, admin: Admin, action: str
+):
+    """The cycle's snapshot still shows the job, and what it has read comes to nothing with it."""
+    registry, started = Registry(), list[int]()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=0.2) as executor, connected(database) as person:
+        await idle(executor)
+        transaction = person.transaction()
+        await transaction.start()
+        await person.execute("SELECT FROM sidings.executor FOR UPDATE")
+        [id] = await enqueue(database, ride, [Ride(transport="a", number=1)])
+        executor.committed({ORIGIN: [id]})
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%begin_cycle%'"
+        await eventually(lambda: value(database, waiting), "the cycle waits")
+        if action == "cancel":
+            await person.execute(load_sql("sidings.jobs.admin", "cancel_job"), id, "me", "why")
+        else:
+            await person.execute(load_sql("sidings.jobs.admin", "pause_jobs"), "me", "why", "ride", None, None)
+        await transaction.commit()
+        [second] = await enqueue(database, ride, [Ride(transport="b", number=2)], origin=ORIGIN)
+        executor.committed({ORIGIN: [second]})
+        if action == "pause":
+            await eventually(lambda: executor.scheduler.pauses.types, "it knows of the pause")
+            await executor.cycles.barrier()
+            assert started == []
+            await admin.resume(type="ride")
+        await eventually(lambda: 2 in started)
+        await executor.cycles.barrier()
+    assert sorted(started) == ([2] if action == "cancel" else [1, 2])
+
+
+async def test_nothing_is_brought_while_something_is_paused_that_no_read_has_told_of(
+    database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+):
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor, connected(database) as connection:
+        await idle(executor)
+        with monkeypatch.context() as without_reads:
+            without_reads.setattr(executor.reader, "wake", lambda: None)
+            without_reads.setattr(executor.reader, "_busy_since", now())
+            await admin.pause(type="ride", reason="the carrier is down")
+            for number in (1, 2):  # the first cycle is void, and meets the fence of the pause
+                [id] = await enqueue(database, ride, [Ride(number=number)])
+                executor.committed({ORIGIN: [id]})
+                await executor.cycles.barrier()
+            await eventually(lambda: naming(connection, [id]), "the job is named")
+            await executor.cycles.barrier()
+            assert started == []
+        executor.wake()
+        await eventually(lambda: executor.scheduler.pauses.types, "it knows of the pause")
+        await admin.resume(type="ride")
+        executor.wake()
+        await eventually(lambda: sorted(started) == [1, 2])
+
+
+async def test_one_whose_cycle_was_void_is_read(database: str, reads: list[float]):
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        before = len(reads)
+        await fetch(database, "UPDATE sidings.executor SET fence = fence + 1")
+        [id] = await enqueue(database, ride, [Ride(number=1)])
+        executor.committed({ORIGIN: [id]})
+        await eventually(lambda: started == [1])
+        assert len(reads) > before
+
+
+async def test_one_whose_cycle_was_not_answered_runs_once(database: str, monkeypatch: pytest.MonkeyPatch):
+    registry, started, losses, link_fetch = Registry(), list[int](), 1, Link.fetch
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async def losing(*call: Any) -> list[asyncpg.Record]:
         nonlocal losses
-        row = await fetchrow(*call)
+        rows = await link_fetch(*call)
         if losses and "begin_cycle" in call[1]:
             losses -= 1
             raise PostgresUnavailable("the answer is lost")
-        return row
+        return rows
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        monkeypatch.setattr(Link, "fetch", losing)
+        [id] = await enqueue(database, ride, [Ride(number=1)])
+        executor.committed({ORIGIN: [id]})
+        await eventually(lambda: started == [1])
+        await eventually(lambda: not executor.scheduler.memory.jobs)
+    assert (started, losses) == ([1], 0)
+    assert await jobs_left(database) == 0
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "the answer is lost"])
+async def test_what_does_not_start_is_named_no_more(database: str, monkeypatch: pytest.MonkeyPatch, lost: bool):
+    fetch, losses = Link.fetch, 1 if lost else 0
+
+    async def losing(*call: Any) -> list[asyncpg.Record]:
+        nonlocal losses
+        rows = await fetch(*call)
+        if losses and "begin_cycle" in call[1]:
+            losses -= 1
+            raise PostgresUnavailable("the answer is lost")
+        return rows
 
     # Nothing else wakes the loop.
     async with running(database, Registry(), poll_seconds=3_600) as executor, connected(database) as connection:
-        monkeypatch.setattr(Link, "fetchrow", losing)
+        monkeypatch.setattr(Link, "fetch", losing)
         executor.committed({ORIGIN: [999]})
         await eventually(lambda: naming(connection, [999]), "it is named")
         await eventually(lambda: naming(connection, []), "it is named no more")
@@ -72,10 +293,12 @@ def test_neither_more_than_could_start_nor_of_origins_that_are_not_held():
     scheduler = Scheduler(lambda kind: True)
     scheduler.add_origin("t/0", 1)
     expected = Expected(scheduler)
-    expected.tell({"t/0": [1, 2], "t/1": [3]}, 1)
+    assert not expected.tell({"t/0": [1, 2], "t/1": [3]}, 1)
     assert not expected.has_news(0.0)
-    expected.tell({"t/0": [1, 2]}, 2)
-    expected.tell({"t/0": [4]}, 2)
+    assert expected.tell({"t/0": [1, 2]}, 2)
+    assert not expected.tell({"t/0": [4]}, 2)
+    assert not expected.tell({"t/0": []}, 2)
+    assert not expected.tell({}, 2)
     assert expected.sending().keys() == {1, 2}
 
 

@@ -238,6 +238,17 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     plans.must_probe_by("job_pkey", "id")
 
 
+async def test_a_cycle_brings_what_it_names_early_by_its_key_and_asks_for_its_group(filled: str):
+    arguments = (uuid4(), 1, 0, array([1, 2, 3]), None, array([1, 2, 3]))
+    plans = await Plans.of(filled, "sidings.executor", "name_and_read", *arguments)
+    for used in plans.indexes().values():
+        assert {"job_pkey", "job_group"} <= used <= {"job_pkey", "job_group", "pause_target"}, str(plans)
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
+    plans.must_probe_by("job_pkey", "id")
+    plans.must_probe_by("job_group", "origin", "group", "position")
+
+
 async def test_what_persons_have_done_is_found_by_the_fence(filled: str):
     async with connected(filled) as connection:
         noted = "'{}', e.id, e.fence + n FROM sidings.executor e, generate_series(1, 3000) n"

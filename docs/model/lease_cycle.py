@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_admin import withheld
-from lease_early import expected_after, is_news, may_start, named_early, without
+from lease_early import brings, expected_after, is_news, may_start, named_early, read_with, without
 from lease_state import (
     AGAIN,
     BLOCKED,
@@ -106,7 +106,7 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int, early: tuple
     running = tuple(sorted([*stays, *names, *early]))
     return Cycle(
         number, fence, tuple(ends), tuple(again), tuple(names), running, epochs, WAITING, handed=tuple(handed),
-        early=early, clears=tuple(clears), blocks=tuple(blocks),
+        early=early, clears=tuple(clears), blocks=tuple(blocks), reads=() if ends or again else read_with(m, s, early),
     )  # fmt: skip
 
 
@@ -204,6 +204,7 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
         else:
             group = m.jobs_of(m.scenario.origin_of[job])
             e = put_back(e, job, group, UNKNOWN if hold.draining else QUEUED)
+    e = brings(m, e, flight)
     which = "its younger cycle" if place else "its cycle"
     return f"{m.names(i)} hears that {which} has committed", with_executor(s, i, e)._replace(broken=broken)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lease import Lease
 
 __all__ = [
+    "brings",
     "expected_after",
     "expects",
     "gone_wrong",
@@ -22,6 +23,7 @@ __all__ = [
     "may_start",
     "named_early",
     "names_early",
+    "read_with",
     "without",
 ]
 
@@ -87,6 +89,20 @@ def names_early(m: "Lease", e: Executor, jobs: tuple[int, ...]) -> bool:
     return any(job in e.early_in_row or job in flying for job in jobs)
 
 
+def read_with(m: "Lease", s: State, early: tuple[int, ...]) -> tuple[int, ...]:
+    """What a cycle that names these brings, by its snapshot, which is older than the lock that it waits for: here as
+    old as it can be."""
+    rule = m.protocol.early_reads
+    if rule == "no" or (s.paused and rule != "what is paused, too"):
+        return ()
+    found = [job for job in early if s.jobs[job].present]
+    return tuple(job for job in found if rule == "what stands behind others" or job == _first(m, s, job))
+
+
+def _first(m: "Lease", s: State, job: int) -> int:
+    return next(k for k in m.jobs_of(m.scenario.origin_of[job]) if s.jobs[k].present)
+
+
 # -- what becomes of them ----------------------------------------------------------------------------------------
 
 
@@ -98,6 +114,15 @@ def may_start(m: "Lease", e: Executor, cycle: Cycle) -> tuple[int, ...]:
     return tuple(sorted({*kept, *new})) if alone else kept
 
 
+def brings(m: "Lease", e: Executor, cycle: Cycle) -> Executor:
+    """What the cycle has read is in memory now, if the names count that it has given; but not of what drains."""
+    new = may_start(m, e._replace(early=()), cycle) if m.protocol.early_reads != "when it is void, too" else cycle.reads
+    holds = {job: e.holds[m.scenario.origin_of[job]] for job in cycle.reads}
+    read = [j for j, hold in holds.items() if j in new and e.memory[j] == UNKNOWN and hold and not hold.draining]
+    memory = tuple(QUEUED if job in read else known for job, known in enumerate(e.memory))
+    return e._replace(memory=memory) if read else e
+
+
 def _held_since(m: "Lease", e: Executor, cycle: Cycle, origin: int) -> bool:
     """Whether the origin has been held all the time since the cycle was gathered."""
     hold = e.holds[origin]
@@ -107,6 +132,8 @@ def _held_since(m: "Lease", e: Executor, cycle: Cycle, origin: int) -> bool:
 def gone_wrong(m: "Lease", e: Executor, cycle: Cycle) -> tuple[Executor, Cycle]:
     """A cycle was void, refused or not answered: what is sent of it again names nothing early."""
     rule = m.protocol.early_resent
+    if m.protocol.early_reads == "when it is void, too":
+        e = brings(m, e, cycle)
     if not cycle.early or rule in ("yes", "all of it"):
         return e, cycle
     e = e._replace(tried=tuple(job for job in e.tried if job not in cycle.early))

@@ -137,7 +137,8 @@ class Cycle(NamedTuple):
     `troubled`: it has been looked up or sent again; not noted where one is under way at a time. `handed`: of the jobs
     that it names, those whose predecessor has ended, but is not known to be over. `less`: jobs that it is without since
     its first sending, which may still commit. `early`: what its first sending names early, and nothing else makes it
-    name. `once`: it has been sent once. `clears`: the draining origins of which it names nothing. `blocks`: of `again`,
+    name. `reads`: of these, those that it brings: as its snapshot shows them, each the first of its group. `once`: it
+    has been sent once. `clears`: the draining origins of which it names nothing. `blocks`: of `again`,
     those that block their group. `told`, where there are such: its own answer has said that it has committed, and
     whether it "found" all of its jobs, or some were "missing"."""
 
@@ -157,6 +158,7 @@ class Cycle(NamedTuple):
     clears: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     told: str = ""
+    reads: tuple[int, ...] = ()
 
     def mentions(self, jobs: tuple[int, ...], running: bool = True) -> bool:
         """Whether it ends or names any of these jobs, or (`running`) has it in its running set."""
@@ -399,6 +401,9 @@ class Protocol:
     early_second: str = "no"  # "yes" is as right: whether the younger of two cycles names anything early
     early_from: str = "its acknowledgement"  # "its sending", "the acknowledgement of either": it starts without a cycle
     early_until: str = "the next sending"  # "it is taken"
+    # "no", "yes" are right: whether a cycle reads what it names early. "when it is void, too", "what is paused, too",
+    # "what stands behind others": wrong
+    early_reads: str = "no"
     early_resent: str = "no"  # "forgotten", "yes" is as right, "all of it": what was void, refused, not answered
     early_counts: str = "under the same lease"  # "in any case": what has been named
     early_start: str = "order, group, deadline, pause, look"  # without one: what holds up an early start

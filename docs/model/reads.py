@@ -14,6 +14,7 @@ Writers that lock an entity's row before they enqueue are modelled by `wait N`. 
 
 from collections.abc import Iterator
 
+from reads_alone import alone_steps
 from reads_memory import compact, crowded, forget_waiting
 from reads_reader import other_server, reader_steps, start_over
 from reads_state import (
@@ -114,6 +115,7 @@ class Reads:
         else:
             yield from self.reader_steps(state)
             yield from self.cycle_steps(state)
+            yield from alone_steps(self, state)
         yield from self.job_steps(state)
         yield from self.other_steps(state)
 
@@ -159,6 +161,8 @@ class Reads:
         if s.cycle is not None:
             yield "the cycle is acknowledged", self._acknowledged(s, s.cycle)
             return
+        if s.alone is not None and self.protocol.alone != "beside other cycles":
+            return  # it is itself the cycle under way
         ends = tuple(job for job, j in enumerate(s.jobs) if j.status == DONE)
         fails = tuple(job for job, j in enumerate(s.jobs) if j.status == FAILED)
         heads = self._heads(s)
@@ -305,6 +309,7 @@ class Reads:
         return (
             state.read is None
             and state.cycle is None
+            and state.alone is None
             and all(w.status != OPEN for w in state.writers)
             and not any(j.status in UNDER_WAY for j in state.jobs)
             and not any(group.queue for group in state.groups)

@@ -31,6 +31,12 @@ def _right(name: str, scenario: Scenario, tier: int = NORMAL, walks: int = 0, **
     return Check(name, lambda: Reads(Protocol(**protocol), scenario), tier=tier, walks=walks)
 
 
+def _alone(name: str, scenario: Scenario, tier: int = NORMAL, **protocol: Any) -> Check:
+    """Cycles that read what they name early. That a read brings it as well is no mistake."""
+    reads = Protocol(alone="first of its group", strict=False, **protocol)
+    return Check(f"read by a cycle: {name}", lambda: Reads(reads, scenario), tier=tier)
+
+
 # Two writers of one entity, and one of another: the second waits for the first one's commit before it enqueues.
 _PAIR = ("enqueue g, commit", "xid, wait 0, enqueue g, commit", "xid, enqueue h, commit")
 _TWO_GROUPS = ("enqueue g, commit", "enqueue h, commit")
@@ -243,7 +249,36 @@ _PASSES = [
          restart="unnoticed"),
 ]  # fmt: skip
 
-RIGHT = [
+_ALONE = [
+    _bug("read by a cycle: although its group has jobs before it", "I4", _scenario(
+        "enqueue g, commit", "wait 0, enqueue g, commit", brisk=True), alone="any of its group"),
+    _bug("read by a cycle: the mark moves to it", "I4", _scenario(
+        "enqueue h, enqueue h, commit", "enqueue g, commit", page=1, brisk=True), alone="moves the mark"),
+    _bug("read by a cycle: while other cycles commit", "I2", _scenario("enqueue g, commit", brisk=True),
+         alone="beside other cycles"),
+]  # fmt: skip
+
+_RIGHT_ALONE = [
+    _alone("two groups", _scenario(*_TWO_GROUPS), QUICK),
+    _alone("a failing head", _scenario(*_ONE_GROUP, keep=1, fails=(0, 1)), QUICK),
+    _alone("three of a group", _scenario(
+        "enqueue g, commit", "wait 0, enqueue g, commit", "enqueue g, commit", keep=1, fails=(0, 2), brisk=True)),
+    _alone("a failing, deep group, left out", _scenario(_DEEP, "enqueue g, commit", keep=1, page=1, fails=(0,)),
+           leave_out=True),
+    _alone("a capped group, late pairs", _scenario(*_TWICE_TWO, keep=1, brisk=True)),
+    _alone("savepoints, an abort", _scenario(
+        "savepoint g, abort", "wait 0, savepoint g, commit", "xid, enqueue h, commit", keep=1, brisk=True)),
+    _alone("a promoted job", _scenario("delay g, commit", "wait 0, promote g, commit", "enqueue h, commit")),
+    _alone("an origin acquired later, glances", _scenario(*_TWO_GROUPS, keep=1, origins=(0, 1), brisk=True),
+           glance="before the read"),
+    _alone("the server restarts", _scenario(*_TWO_GROUPS, restarts=1, fails=(0,))),
+    _alone("a failover", _scenario("xid, commit", *_ONE_GROUP, keep=1, restarts=1, brisk=True), FULL, undone=True,
+           restart="forget everything", notice="on connecting"),
+    _alone("forgotten, answers get lost", _scenario(*_TWO_GROUPS, forgets=1, lost_answers=1, fails=(0,)), FULL),
+    _alone("a pair of writers and another", _scenario(*_PAIR, keep=1, page=1, brisk=True), FULL),
+]  # fmt: skip
+
+_RIGHT = [
     _right("open rows passed: left out, two groups", _scenario(
         _DEEP, "wait 0, enqueue h, commit", "wait 0, enqueue g, commit", keep=1, brisk=True), leave_out=True),
     _right("open rows passed: savepoints, an abort", _scenario(
@@ -338,4 +373,5 @@ RIGHT = [
         "enqueue h, commit", page=3, fails=(0, 2, 3), forgets=1, lost_answers=1), walks=400, leave_out=True),
 ]  # fmt: skip
 
-BUGS = _FIRST_VERSION + _BUGS + _GLANCE + _SUPERSEDE + _PASSES
+RIGHT = _RIGHT + _RIGHT_ALONE
+BUGS = _FIRST_VERSION + _BUGS + _GLANCE + _SUPERSEDE + _PASSES + _ALONE

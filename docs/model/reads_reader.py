@@ -275,7 +275,7 @@ def other_server(m: "Reads", s: State) -> State:
         marks = s.marks._replace(server=s.server)
     s = forget_waiting(s)._replace(marks=marks, read=None, ended=(), glance=None)
     if m.protocol.restart.startswith(("forget everything", "forget all")):
-        s = s._replace(jobs=tuple(_cancelled(j) for j in s.jobs), cycle=None)
+        s = s._replace(jobs=tuple(_cancelled(j) for j in s.jobs), cycle=None, alone=None)
     return s
 
 

@@ -178,7 +178,7 @@ class State(NamedTuple):
     """Everything. `ended`: jobs that ended, or failed, while a read was under way. `version` changes when the executor
     forgets what waits. `newest`: the writer whose commit a failover may lose, because nothing that counts has committed
     since. `glance`: of the next read; `complete`: as of which nothing was left to read. `thinned`: superseding under
-    way. `born`: jobs in the order of their ids, where that matters."""
+    way. `born`: jobs in the order of their ids, where that matters. `alone`: what the cycle under way has read."""
 
     writers: tuple[Writer, ...]
     next_xid: int
@@ -202,6 +202,7 @@ class State(NamedTuple):
     complete: Glance | None = None
     thinned: tuple[Thinned, ...] = ()
     born: tuple[int, ...] = ()
+    alone: Row | None = None
 
 
 class JobSpec(NamedTuple):
@@ -247,6 +248,9 @@ class Protocol:
     # How far marks pass rows that are not committed yet: up to what was drawn when the read before was answered.
     # "", not at all, is right as well; "drawn by now", "a full page", "before the bases", "kept over a restart": wrong
     passes: str = "drawn before"
+    # "": no cycle reads what it names early. "first of its group" is right; "any of its group", "moves the mark",
+    # "beside other cycles": wrong
+    alone: str = ""
     strict: bool = True  # a row that is delivered twice is a violation, even if memory would notice
 
 
