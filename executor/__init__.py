@@ -5,8 +5,8 @@ Reading order:
 * which job next, pure: `queues`, `suspects` (one at a time), `ready` (in which order), `memory` (how many), `scheduler`
 * how jobs are found: `marks`, `planning`, `delivery` and `reader` with ``read.sql``; `glance` (at whether there is
   anything)
-* how they start and end: `flights`, `cycles` and `recording` with ``cycle.sql``, `expected` (those that are named before
-  they are read); `deferral` and `standing` (what a cycle cannot record, and why one is void)
+* how they start and end: `flights`, `cycles` and `recording` with ``cycle.sql``, `expected` (those that are named
+  before they are read); `deferral` and `standing` (what a cycle cannot record, and why one is void)
 * handlers: `worker`, `shares` and `slow_types` (who may have how many), `workers`, `threads` (of plain functions),
   `forks`, `outages` (which are no failures), `attempts`; `transactional` and `spare` (those that commit with the end of
   their job)
