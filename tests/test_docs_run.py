@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
-from sidings import Changed, Job, Message, Registry, SchemaMissing, Service, StaticAssignment, Transaction
+from sidings import Changed, Job, Message, MissingOrigin, Registry, SchemaMissing, Service, Transaction
 from sidings.spark_analytics.transactions.config import load
 from sidings.testing import drain
 
@@ -397,38 +399,74 @@ async def test_the_query_for_groups_that_back_off_looks_at_each_once(database: s
     assert [(row["failures"], row["error"]) for row in rows] == [(5, "CarrierDown: it is away")] * 50
 
 
-def an_application(dsn: str) -> dict[str, Any]:
-    """What the guide's web server consists of, with this database and an origin without Kafka."""
-    given = f"Service('test', postgres={dsn!r}, assignment=StaticAssignment([{ORIGIN!r}]))"
-    text = replaced(block("operations.md", "In a web server", "python"), 'Service.from_env("tracker")', given)
-    return execute(text, StaticAssignment=StaticAssignment)
+def an_application(topic: str, *pairs: str, **names: Any) -> dict[str, Any]:
+    """The guide's web server and its endpoint, as they stand there, but for the names of the service and the topic."""
+    text = block("operations.md", "In a web server", "python") + block("operations.md", "An endpoint", "python")
+    return execute(replaced(text, '"tracker"', '"test"', '"positions"', repr(topic), *pairs), **names)
 
 
-async def test_an_endpoint_answers_200_only_once_its_transaction_has_committed(transports: str):
-    """In a dependency with `yield`, as users of FastAPI are used to, the answer is sent before the commit."""
-    await fetch(transports, "INSERT INTO sidings.topic (topic, partitions) VALUES ('positions', 1)")
-    text = block("operations.md", "An endpoint", "python")
-    hasty = replaced(text, "await send_eta.enqueue", "send_eta.enqueue")
-    for body, status in [(text, 200), (hasty, 500)]:
-        names = an_application(transports)
-        application = execute(body, **names)["application"]
-        transport = httpx.ASGITransport(application, raise_app_exceptions=False)
-        async with (
-            application.router.lifespan_context(application),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-        ):
-            eta = datetime(2030, 1, status // 100, tzinfo=UTC)
-            answer = await client.post("/transports/t-1/eta", params={"eta": eta.isoformat()})
+@pytest.fixture
+def signals() -> Iterator[list[int]]:
+    """Each SIGTERM, which the lifespan sends where its block fails: it would end pytest without a word."""
+    got = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    yield got
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(("written", "status"), [("await send_eta.enqueue", 200), ("send_eta.enqueue", 500)])
+async def test_an_endpoint_answers_200_only_once_its_transaction_has_committed(
+    transports: str, topic: Any, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch, written: str, status: int
+):
+    """In a dependency with `yield`, as users of FastAPI are used to, the answer is sent before the commit. And the
+    guide's service was in no topic: it knew no partitions, answered each request with 500, and would have run no job.
+    """
+    monkeypatch.setenv("SIDINGS_POSTGRES", transports)
+    monkeypatch.setenv("SIDINGS_KAFKA", sidings_kafka)
+    positions = await topic(partitions=3)
+    application = an_application(positions, "await send_eta.enqueue", written)["application"]
+    transport = httpx.ASGITransport(application, raise_app_exceptions=False)
+
+    def known() -> str | None:
+        with suppress(MissingOrigin):
+            return application.state.service.origin_for("t-1", positions)
+
+    async with (
+        application.router.lifespan_context(application),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        origin = await eventually(known, "the topic's partitions are known")
+        answer = await client.post("/transports/t-1/eta", params={"eta": "2030-01-02T00:00:00Z"})
         assert answer.status_code == status
-        stored = await fetch(transports, "SELECT extract(day FROM eta AT TIME ZONE 'UTC')::int AS day FROM transport")
-        assert [row["day"] for row in stored] == [2]
-        assert await value(transports, "SELECT array_agg(origin) FROM sidings.job") == ["positions/0"]
+        await drained(transports)
+    committed = await value(transports, "SELECT eta = '2030-01-02T00:00:00Z' FROM transport")
+    assert committed is (status == 200)
+    ended = await fetch(transports, "SELECT type, origin, outcome FROM sidings.job_history")
+    assert [tuple(row) for row in ended] == [("send_eta", origin, "succeeded")] * committed
 
 
-async def test_a_service_in_the_lifespan_of_an_application(empty_database: str):
-    """With the `try` around the service, and one service for all starts, a second `TestClient` ended the process."""
-    names = an_application(empty_database)
-    application, ran, signals = names["application"], list[str](), list[int]()
+async def test_a_service_in_the_lifespan_of_an_application(
+    empty_database: str, topic: Any, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch, signals: list[int]
+):
+    """With the `try` around the service, and one service for all starts, a second `TestClient` ended the process. And
+    a consumer can be declared at each start, where the guide says."""
+    monkeypatch.setenv("SIDINGS_POSTGRES", empty_database)
+    monkeypatch.setenv("SIDINGS_KAFKA", sidings_kafka)
+    positions, ran = await topic(), list[str]()
+    declared = 'service.consumer("positions")(on_position)'
+    assert declared in (ROOT / "docs" / "operations.md").read_text()
+    start = "    async with service:\n"
+
+    async def on_position(message: Message[Position], tx: Transaction) -> None:
+        await move.enqueue(tx, message.value)
+
+    names = an_application(
+        positions,
+        *(start, f"    {declared.replace('positions', positions)}\n{start}"),
+        on_position=on_position,
+    )
+    application = names["application"]
 
     @names["jobs"].job()
     async def move(job: Job[Position]) -> None:
@@ -439,24 +477,19 @@ async def test_a_service_in_the_lifespan_of_an_application(empty_database: str):
         executor.cancel()
         await asyncio.sleep(30)
 
-    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    try:
-        with pytest.raises(SchemaMissing):
-            async with application.router.lifespan_context(application):
-                pass
-        await application.state.service.migrate()
-        for start in ("first", "second"):
-            async with application.router.lifespan_context(application):
-                async with application.state.service.transaction() as tx:
-                    await move.enqueue(tx, Position(transport_id=start), origin=ORIGIN)
-                await eventually(lambda start=start: start in ran)
-        assert signals == []
-        with pytest.raises(RuntimeError, match="the executor has ended although nobody asked it to"):
-            async with application.router.lifespan_context(application):
-                await dying()
-        assert signals == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(SchemaMissing):
+        async with application.router.lifespan_context(application):
+            pass
+    await application.state.service.migrate()
+    for transport in ("first", "second"):
+        await produce_raw(sidings_kafka, positions, Position(transport_id=transport).model_dump_json().encode())
+        async with application.router.lifespan_context(application):
+            await eventually(lambda transport=transport: transport in ran)
+    assert signals == []
+    with pytest.raises(RuntimeError, match="the executor has ended although nobody asked it to"):
+        async with application.router.lifespan_context(application):
+            await dying()
+    assert signals == [signal.SIGTERM]
 
 
 async def test_what_a_wrong_clock_has_left_is_mended_and_live_leases_go_on(database: str):
