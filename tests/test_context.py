@@ -361,6 +361,7 @@ async def test_what_takes_a_list_of_messages_hands_on_what_they_have_in_common(
 async def test_the_documentations_example_works(database: str) -> None:
     names = guide.run("observability.md", "What travels")
     async with connected(database) as connection, connection.transaction():
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('invoices', 3)")
         await names["post_invoice"](connection, 1, "c-1")
         await names["post_invoice"](connection, 2, None)
         rows = await connection.fetch("SELECT headers ->> 'correlation_id' AS id FROM sidings.job ORDER BY job.id")

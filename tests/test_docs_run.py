@@ -159,7 +159,7 @@ def test_each_block_of_python_and_sql_is_run_by_a_test() -> None:
             assert Path(page).name in text[0] + text[2].partition("\n}\n")[2], f"{page}: not in {test}"
 
 
-@pytest.mark.parametrize("page", ["enqueueing.md", "policies.md"])
+@pytest.mark.parametrize("page", ["enqueueing.md", "observability.md", "policies.md"])
 def test_no_example_gives_all_groups_one_origin(page: str) -> None:
     """Whoever took that for theirs beside a consumer, whose messages have many, had each group in two origins, where
     its jobs run at once. A job without a group may be anywhere."""
