@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     """Wait until `event` is set, for `seconds` at most; None: any time. Returns whether it is set."""
+    if seconds is None:
+        return await event.wait()
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -28,7 +28,7 @@ from .clock import now
 from .deferral import Deferral
 from .expected import Expected
 from .flights import Batch, Flight, applied, merged
-from .link import Backoff, Link, refuses_writes
+from .link import Backoff, Link, refuses_writes, rest_after
 from .metrics import ExecutorMetrics
 from .queues import NOTHING_PAUSED, Entry
 from .recording import array, cycle_arguments, plain
@@ -46,6 +46,7 @@ _MAX_AHEAD = 2000  # jobs named beyond the free workers; a kill charges them all
 _MOST_PUT_OFF = 2_000
 _ENOUGH = 300  # outcomes that are worth a second cycle while the first is under way
 _REFUSED_RETRY_SECONDS = 30.0
+_QUICK_READ = 0.05  # seconds that a cycle may take which reads; all outcomes wait for it
 # What some rows bring about and others do not: values, constraints, a text too long for an index that somebody has put
 # on the history, a trigger there that raises.
 _REFUSED = (
@@ -100,11 +101,13 @@ class CycleLoop:
         self._ahead = 0.0
         self._tried_again = 0  # outcomes that were put off, and go out with the cycle that is under way
         self._uncounted: list[list[Finished]] = []
+        self._took: list[float] = []  # seconds of cycles that are not counted yet
         self.outage = Outage(log, "what became of jobs could not be recorded")
         self._named: dict[int, Entry] = {}
         self._unnamed = False  # what was put back may stand in the row, and no cycle has been gathered since
         self._refused: dict[Entry, str] = {}  # outcomes that Postgres refuses in any form, and why
         self._expected = Expected(scheduler)
+        self._reads_from = 0.0  # until then no cycle reads: the last one that did has taken long
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = workers.changed
         self._flights: deque[Flight] = deque()
@@ -143,12 +146,11 @@ class CycleLoop:
         if self.paused or self._scheduler.pauses is not NOTHING_PAUSED or self._scheduler.runnable():
             return False
         self._signal.set()
-        brings = (
-            self._expected.tell(jobs, self._workers.capacity()) and not self._flights and not self._workers.finished
-        )
-        if brings:
-            self._expected.unread.update(id for ids in jobs.values() for id in ids)
-        return brings
+        all_named = self._expected.tell(jobs, self._workers.capacity())
+        if not all_named or self._flights or self._workers.finished or now() < self._reads_from:
+            return False
+        self._expected.unread.update(id for ids in jobs.values() for id in ids)
+        return True
 
     def busy_seconds(self) -> float:
         """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
@@ -194,10 +196,11 @@ class CycleLoop:
                         await self.standing.look_up()
                 if self._may_send():
                     batch = self._gather()
-                    if batch is None:
-                        self._count()
-                    else:
+                    if batch is not None:
                         self._send(batch)
+                    asyncio.get_running_loop().call_soon(self._look_after)  # behind what was sent, or has been claimed
+                    if batch is None and self._workers.claimed:
+                        await asyncio.sleep(0)
         finally:
             for flight in self._flights:
                 flight.answer.cancel()
@@ -211,14 +214,23 @@ class CycleLoop:
             return False
         return len(self._workers.finished) >= _ENOUGH
 
-    def _count(self) -> None:
+    def _look_after(self) -> None:
+        """What nobody waits for: metrics, and whether the reader should read."""
+        if self._scheduler.hungry or self._scheduler.crowded or self._scheduler.memory.low():
+            self._on_hungry()
+        for seconds in self._took:
+            self._metrics.cycle_seconds.observe(seconds)
+        self._took.clear()
         for finished in self._uncounted:
             self._metrics.record(finished)
         self._uncounted.clear()
 
     async def _wait(self) -> None:
+        if self._flights:
+            await self._signal.wait()
+            return
         due = min((t for t in (self._scheduler.next_due(), self._expected.due()) if t is not None), default=None)
-        await set_within(self._signal, None if due is None or self._flights else max(0.0, due - now()))
+        await set_within(self._signal, None if due is None else max(0.0, due - now()))
 
     # -- what goes into a cycle -----------------------------------------------------------------------------------
 
@@ -228,7 +240,9 @@ class CycleLoop:
             self._put_back(workers.expired, time)
             workers.expired = []
         finished, workers.finished = workers.finished, []
-        if any(scheduler.origins.get(queue.name) is not queue for queue in {f[0].origin for f in finished}):
+        if finished and any(
+            scheduler.origins.get(queue.name) is not queue for queue in {f[0].origin for f in finished}
+        ):
             finished = [f for f in finished if scheduler.holds(f[0])]
         flying = [flight.batch for flight in self._flights]
         shares, back = workers.share_out(entry for batch in flying for entry in batch.chosen)
@@ -242,12 +256,10 @@ class CycleLoop:
             limit = workers.capacity() + int(self._ahead) - sum(len(batch.chosen) for batch in flying)
             if limit > 0 and scheduler.runnable():
                 chosen = self._start_named(self._without_poison(scheduler.choose(limit, time), finished), time)
-            if limit > len(chosen):
+            if finished and limit > len(chosen):
                 chosen += self._successors(finished, limit - len(chosen), time)
             if chosen and workers.batch_sizes:
                 chosen += self._fill_batches(chosen, time)
-        if scheduler.hungry or scheduler.crowded or scheduler.memory.low():
-            self._on_hungry()
         if not (finished or chosen or self._unnamed or self._barriers or self._expected.has_news(time)):
             return None
         self._unnamed = False
@@ -309,6 +321,8 @@ class CycleLoop:
                 self._unnamed = True
             if self._scheduler.holds(entry):
                 self._scheduler.put_back(entry, time)
+                if not entry.origin.draining and not self._scheduler.knows(entry.id):  # it is to be read again
+                    self._on_changed(False)
 
     def unname(self, entries: list[Entry]) -> None:
         """Claimed jobs that will not start after all: put back, and named no more from the next cycle on."""
@@ -331,7 +345,6 @@ class CycleLoop:
         answer = asyncio.create_task(self._ask(link, batch, number, sent), name="sidings cycle")
         answer.add_done_callback(lambda _: self._signal.set())
         self._flights.append(Flight(batch, number, sent, link, answer, [(batch.finished, batch.chosen)]))
-        asyncio.get_running_loop().call_soon(self._count)  # while the statement is under way
 
     def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
         if batch.finished:
@@ -343,7 +356,12 @@ class CycleLoop:
         )
 
     async def _name_and_read(self, link: Link, batch: Batch, *arguments: object) -> asyncpg.Record | None:
-        batch.rows = await link.fetch(self._name_and_read_sql, *arguments, array(batch.reads))
+        began = now()
+        try:
+            batch.rows = await link.fetch(self._name_and_read_sql, *arguments, array(batch.reads))
+        finally:
+            if (took := now() - began) > _QUICK_READ:
+                self._reads_from = now() + rest_after(took)
         return batch.rows[0] if batch.rows else None
 
     def _leave_to_reader(self, batch: Batch) -> None:
@@ -366,7 +384,7 @@ class CycleLoop:
         else:
             await self._settle()
         self._signal.set()
-        if not self._flights and not self._workers.finished:
+        if self._workers.claimed and not self._flights and not self._workers.finished:
             await asyncio.sleep(0)  # let the workers that were just given jobs run before the next gathering
 
     async def _settle(self) -> None:
@@ -398,10 +416,11 @@ class CycleLoop:
         """It is committed, and so are all before it."""
         self._flights.remove(flight)
         self._cycle = flight.number
-        self._metrics.cycle_seconds.observe(now() - flight.sent)
-        matched = flight.applied() and not self._count_unmatched(flight.batch, flight.answer.result())
+        self._took.append(now() - flight.sent)
+        applied = flight.applied()
+        matched = applied and not self._count_unmatched(flight.batch, flight.answer.result())
         self._acknowledged(flight.batch, heard=matched)
-        if flight.applied() and not self._flights:
+        if applied and not self._flights:
             self._expected.acknowledged(flight.batch.early)
             if self._expected.read(flight.batch.reads, flight.batch.rows):
                 flight.batch.reads = []
@@ -512,9 +531,18 @@ class CycleLoop:
     # -- what follows from it -------------------------------------------------------------------------------------
 
     def _acknowledged(self, batch: Batch, *, heard: bool = True) -> None:
-        """It is committed. heard: it was the answer that said so, and all outcomes have found their jobs; else somebody
-        may have ended what failed, or let it go on since, and what was read of that is known already: a group whose
-        head is to run again is read once more."""
+        """It is committed. heard: it was the answer that said so, and all outcomes have found their jobs."""
+        if batch.finished:
+            self._recorded(batch, heard)
+        if batch.chosen:
+            self._start(batch.chosen)
+        for reached in batch.barriers:
+            if not reached.done():
+                reached.set_result(None)
+
+    def _recorded(self, batch: Batch, heard: bool) -> None:
+        """Where the outcomes were not heard, somebody may have ended what failed, or let it go on since, and what was
+        read of that is known already: a group whose head is to run again is read once more."""
         scheduler, time = self._scheduler, now()
         self._uncounted.append(batch.finished)
         if self._refused:
@@ -534,13 +562,12 @@ class CycleLoop:
                 scheduler.again(entry, inf if heard else time)
             else:
                 scheduler.ended(entry, time)
-        held, queues, start = scheduler.origins, {entry.origin for entry in batch.chosen}, batch.chosen
+
+    def _start(self, start: list[Entry]) -> None:
+        held, queues, time = self._scheduler.origins, {entry.origin for entry in start}, now()
         live = {q for q in queues if held.get(q.name) is q and not q.draining and time < q.deadline and not self.paused}
         if len(live) < len(queues):
             self.unname([entry for entry in start if entry.origin not in live])
             start = [entry for entry in start if entry.origin in live]
         if start:
             self._workers.claim(start)
-        for reached in batch.barriers:
-            if not reached.done():
-                reached.set_result(None)

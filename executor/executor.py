@@ -208,13 +208,16 @@ class Executor:
         """Wake whoever runs the jobs that this process has just committed.
 
         Args:
-            jobs: Their ids by origin. Where there are many, or they are delayed, the ids are better left out.
+            jobs: Their ids by origin: of all that has been committed there, or none, where there are many, or some
+                that are delayed, say.
         """
-        self._there_are(jobs)
-        if self._notifier is not None:
+        if self._notifier is not None:  # first: others wait longer
             self._notifier.announce(jobs)
+        self._there_are(jobs)
 
     def _there_are(self, jobs: Mapping[str, Sequence[int]]) -> None:
+        if jobs and not any(origin in self.scheduler.origins for origin in jobs):
+            return
         if not self.cycles.expect(jobs):
             self.reader.wake()
 

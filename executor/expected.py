@@ -85,7 +85,7 @@ class Expected:
             job = self._named.get(row["id"])
             if job is not None and job.origin.name == row["origin"] and self._holds(job):
                 self._scheduler.insert(_entry(row, job.origin), time)
-                found += 1
+                found += self._scheduler.knows(row["id"])
         return found == len(ids)
 
     def started(self, entries: Sequence[Entry], time: float) -> list[Entry]:

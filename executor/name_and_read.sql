@@ -9,13 +9,14 @@
 --
 -- $1 executor, $2 cycle, $3 fence, $4 ids that run or are about to, $5 the timeline that all this was read from (null: nothing was),
 -- $6 ids of those that are to be brought
--- Plan: index scans on job_pkey and job_group, driven by unnest(); never a scan of job.
+-- Plan: index scans on job_pkey and job_group; never a scan of job. Beside a long transaction that on job_group steps over all of the
+-- group that has ended since: where that takes long, jobs are left to reads for a while (`CycleLoop.expect`).
 SELECT b.applied::int AS applied, 0 AS succeeded, 0 AS other, j.id, j.type, j.origin, j."group", j.position,
        date_part('epoch', j.enqueued_at) AS enqueued_at, j.headers, j.payload
 FROM sidings.begin_cycle($1, $2, $3, $4::text::bigint[], $5::text) AS b (applied)
 LEFT JOIN (
-    SELECT j.* FROM unnest($6::text::bigint[]) e (id), LATERAL (SELECT * FROM sidings.job j WHERE j.id = e.id) j
-    WHERE j.position IS NOT NULL AND j.run_at IS NULL AND j.attempt = 1 AND j.failures = 0 AND j.losses = 0
+    SELECT j.* FROM sidings.job j
+    WHERE j.id = ANY ($6::text::bigint[]) AND j.position IS NOT NULL AND j.run_at IS NULL AND j.attempt = 1 AND j.failures = 0 AND j.losses = 0
           AND j.priority = 0 AND j.policy = 0
           AND pg_column_compression(j.payload) IS NULL AND coalesce(pg_column_size(j.payload), 0) < 8000
           AND NOT EXISTS (SELECT FROM sidings.pause)

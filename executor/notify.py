@@ -12,6 +12,7 @@ from typing import NoReturn
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..jobs.transaction import note_jobs
 from ..outage import Outage
 from ..waiting import set_within
 from .clock import now
@@ -57,7 +58,7 @@ class Notifier:
         """These jobs, by origin, have been committed."""
         for origin, ids in jobs.items():
             if origin not in self._scheduler.origins:
-                self._pending.setdefault(origin, []).extend(ids)
+                note_jobs(self._pending, origin, ids)
                 self._some.set()
 
     async def send(self) -> None:
@@ -125,8 +126,7 @@ class Notifier:
             # Any role that may connect may send here: an id that no job can have would end the executor.
             self._tell_of_foreign(str(payload))
             jobs = dict[str, list[int]]()
-        if not jobs or any(origin in self._scheduler.origins for origin in jobs):
-            self._on_notified(jobs)
+        self._on_notified(jobs)
 
     def _tell_of_foreign(self, payload: str) -> None:
         if (time := now()) >= self._foreign_from:

@@ -18,7 +18,7 @@ from .job import Job, JobId, P
 from .payloads import Payloads
 from .periodic import Periodic
 from .retry import Retry
-from .transaction import Transaction, noted
+from .transaction import Transaction, note_jobs, noted
 
 __all__ = ["GroupOf", "Handler", "JobType", "Policy", "PolicyName"]
 
@@ -187,9 +187,8 @@ class JobType(Generic[P]):
         made = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         statement, rows = await store(tx, made)
         if isinstance(tx, Transaction) and rows:
-            ids = tx.enqueued.setdefault(statement.origin or rows[0][1], [])
-            if delay is None and run_at is None and unique_key is None:
-                ids.append(rows[0][0])
+            alone = delay is None and run_at is None and unique_key is None
+            note_jobs(tx.enqueued, statement.origin or rows[0][1], [rows[0][0]] if alone else [])
         return rows[0][0] if rows else self._homeless()
 
     @noted
@@ -216,7 +215,7 @@ class JobType(Generic[P]):
         statement, rows = await store(tx, self._many(payloads, origin, delay, run_at, priority, headers))
         if isinstance(tx, Transaction):
             for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
-                tx.enqueued.setdefault(name, [])
+                note_jobs(tx.enqueued, name, [])
         return self._ids(statement, rows)
 
     def enqueue_sync(

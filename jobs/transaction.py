@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-__all__ = ["Connection", "Transaction", "is_closed", "noted"]
+__all__ = ["Connection", "Transaction", "is_closed", "note_jobs", "noted"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -54,6 +54,16 @@ def noted(method: F) -> F:
     return told
 
 
+def note_jobs(enqueued: dict[str, list[int]], origin: str, ids: Sequence[int]) -> None:
+    """Note that jobs have been stored in an origin. Without ids its executor is to look for them; with ids it need not,
+    so they are kept only while they are all that has been stored there."""
+    known = enqueued.get(origin)
+    if known is None or not ids:
+        enqueued[origin] = [*ids]
+    elif known:
+        known += ids
+
+
 class Transaction:
     """An open transaction; whoever opened it commits it.
 
@@ -87,8 +97,7 @@ class Transaction:
     def __init__(self, connection: Connection, seconds: float | None = None) -> None:
         self._connection: Connection | None = connection
         self._seconds = seconds
-        # Origins whose executors should look for jobs once this has committed; and of jobs that came alone, which.
-        self.enqueued: dict[str, list[int]] = {}
+        self.enqueued: dict[str, list[int]] = {}  # for `Executor.committed`, once this has committed; see `note_jobs`
         self.published = False  # whether a relay should look for messages then
         self.lent = False  # whether somebody has `connection`
         self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more

@@ -10,6 +10,7 @@ from ..executor import PostgresSettings
 from ..jobs import Transaction
 from ..jobs.context import travelling
 from ..jobs.outcome import storable
+from ..jobs.transaction import note_jobs
 from ..schema import load_sql
 from .message import StoredMessage
 from .partition import Item
@@ -88,7 +89,7 @@ class Parking:
             timeout=self._seconds,
         )
         for row in rows:
-            tx.enqueued.setdefault(row[0], [])
+            note_jobs(tx.enqueued, row[0], [])
 
     def _stored(self, item: Item, error: str | None) -> StoredMessage:
         why = item.error or error

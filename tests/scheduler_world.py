@@ -661,6 +661,7 @@ class World:
         for entry in list(self.handlers.claimed)[claimed:]:
             self._check_choice(entry, named=True)  # it starts, since the last cycle has named it
         self.cycles._flights.clear()
+        self.cycles._look_after()
         if batch is not None:
             batch.rows = self.database.read_named(batch.reads)  # type: ignore[assignment]
             committed = self.cycles.standing.fence == self.database.fence and all(before for _, before in flying)

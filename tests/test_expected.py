@@ -10,14 +10,15 @@ import pytest
 from pydantic import BaseModel
 from sidings import Admin
 from sidings.errors import PostgresUnavailable
-from sidings.executor import Executor
+from sidings.executor import Executor, cycles
 from sidings.executor.clock import now
 from sidings.executor.expected import Expected
 from sidings.executor.link import Link
 from sidings.executor.planning import Plan, Planner
-from sidings.executor.queues import Entry
+from sidings.executor.queues import Entry, Lane
 from sidings.executor.scheduler import Scheduler
-from sidings.jobs import Job, Registry, Retry
+from sidings.jobs import Job, Registry, Retry, Transaction
+from sidings.jobs.transaction import note_jobs
 from sidings.schema import load_sql
 from tenacity import wait_none
 
@@ -223,6 +224,98 @@ async def test_nothing_is_brought_while_something_is_paused_that_no_read_has_tol
         await admin.resume(type="ride")
         executor.wake()
         await eventually(lambda: sorted(started) == [1, 2])
+
+
+@pytest.mark.parametrize("beside", ["many", "unique", "delayed"])
+async def test_what_one_transaction_has_stored_beside_a_single_job_starts_at_once(
+    database: str, reads: list[float], beside: str
+):
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor, connected(database) as connection:
+        await idle(executor)
+        async with connection.transaction():
+            tx = Transaction(connection)
+            await ride.enqueue(tx, Ride(number=1), origin=ORIGIN)
+            if beside == "many":
+                await ride.enqueue_many(tx, [Ride(number=2), Ride(number=3)], origin=ORIGIN)
+            elif beside == "unique":
+                await ride.enqueue(tx, Ride(number=2), origin=ORIGIN, unique_key="a")
+            else:
+                await ride.enqueue(tx, Ride(number=2), origin=ORIGIN, delay=3_600)
+            await ride.enqueue(tx, Ride(number=4), origin=ORIGIN)
+        executor.committed(tx.enqueued)
+        at_once = {"many": [1, 2, 3, 4], "unique": [1, 2, 4], "delayed": [1, 4]}[beside]
+        await eventually(lambda: sorted(started) == at_once, started)
+
+
+def test_ids_are_told_only_where_they_are_all_that_has_been_stored():
+    jobs = dict[str, list[int]]()
+    for origin, ids in [("a", [1]), ("a", [2, 3]), ("b", [4]), ("b", []), ("b", [5]), ("c", []), ("c", [6])]:
+        note_jobs(jobs, origin, ids)
+    assert jobs == {"a": [1, 2, 3], "b": [], "c": []}
+
+
+def test_what_memory_does_not_take_in_was_not_brought():
+    """A refill is to bring it that is under way, in a snapshot from before its commit."""
+    scheduler = Scheduler(lambda kind: True)
+    queue = scheduler.add_origin("t/0", 1)
+    lane = queue.lanes["a"] = Lane(queue, "a")
+    lane.more, lane.last = True, 5
+    expected = Expected(scheduler)
+    assert expected.tell({"t/0": [1, 2]}, 5)
+    expected.acknowledged(expected.sending())
+    row = {"id": 1, "type": "ride", "origin": "t/0", "position": 9, "enqueued_at": 0.0, "headers": None, "payload": "1"}
+    assert not expected.read([1], [row | {"group": "a"}])  # type: ignore[list-item]
+    assert not expected.read([1, 2], [row | {"group": "b"}])  # type: ignore[list-item]
+    assert expected.read([1], [row | {"group": "b"}])  # type: ignore[list-item]
+
+
+async def test_after_a_cycle_that_took_long_to_read_jobs_are_left_to_reads(
+    database: str, reads: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """As beside a long transaction, where it steps over all of the group that has ended."""
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    monkeypatch.setattr(cycles, "_QUICK_READ", 0.0)
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        before, before_all = len(reads), now()
+        for number in (1, 2):
+            [id] = await enqueue(database, ride, [Ride(number=number)])
+            executor.committed({ORIGIN: [id]})
+            await eventually(lambda: len(started) == number)  # noqa: B023 - it is over by then
+            await eventually(lambda: not executor.scheduler.memory.jobs, "it has ended")
+            await executor.cycles.barrier()
+            assert len(reads) - before == number - 1
+            assert executor.cycles._reads_from > before_all
+            monkeypatch.setattr(executor.cycles, "_reads_from", 1e9)  # however quick it was
+
+
+async def test_what_is_put_back_beyond_what_has_been_read_is_read(database: str, monkeypatch: pytest.MonkeyPatch):
+    registry, started, woken = Registry(), list[int](), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        queue = executor.scheduler.origins[ORIGIN]
+        executor.scheduler.insert(Entry(7, queue, "ride", None, queue.high + 1), now())
+        [entry] = executor.scheduler.choose(1, now())
+        monkeypatch.setattr(executor.reader, "wake", lambda: woken.append(1))
+        executor.cycles.unname([entry])
+        assert woken
+        assert not executor.scheduler.knows(7)
 
 
 async def test_one_whose_cycle_was_void_is_read(database: str, reads: list[float]):

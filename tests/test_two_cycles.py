@@ -53,6 +53,7 @@ class Server:
         self.row = asyncio.Lock()  # fair: who comes first is served first
         self.statements: set[asyncio.Task[Any]] = set()
         self.trouble = 0
+        self.brought = 0  # jobs, by the cycles that named them
 
     async def pause(self) -> None:
         for _ in range(self.random.choice((0, 0, 1, 2, 5, 20))):
@@ -91,6 +92,12 @@ class Server:
         self.locked = {self.random.choice(sorted(ids))}
         asyncio.get_running_loop().call_later(0.003, self.locked.clear)
         return asyncpg.LockNotAvailableError("locked")
+
+    def found(self, ids: set[int]) -> list[dict[str, Any]]:
+        """The jobs of these that are committed, each the first of its group."""
+        first = [id for id in sorted(ids & self.jobs) if not _before(id, self.jobs)]
+        fixed = {"type": "known", "enqueued_at": 0.0, "headers": None, "payload": None}
+        return [fixed | {"id": id, "position": id, "group": _group(id), "origin": _origin(id)} for id in first]
 
     def disown(self, _: object) -> dict[str, Any]:
         self.fence += 1
@@ -139,10 +146,15 @@ class Line:
             raise PostgresUnavailable("no answer")
         return await statement
 
-    async def fetch(self, _: str, ids: list[int]) -> list[dict[str, int]]:
-        """`locked.sql`."""
+    async def fetch(self, sql: str, *args: Any) -> list[dict[str, Any]]:
+        """`locked.sql`, or `name_and_read.sql`: what that has found it saw before it waited for the row."""
         await self.server.pause()
-        return [{"id": id} for id in self.server.locked.intersection(ids)]
+        if "begin_cycle" not in sql:
+            return [{"id": id} for id in self.server.locked.intersection(args[0])]
+        found = self.server.found(numbers(args[5]))
+        answer = await self.fetchrow(sql, *args[:5])
+        self.server.brought += len(found) * answer["applied"]
+        return [answer | row for row in found if answer["applied"]] or [answer | {"id": None}]
 
 
 def numbers(array: str) -> set[int]:
@@ -202,16 +214,19 @@ class Service:
         random = self.random
         if random.random() < 0.02:
             id = random.randrange(1_000, 2_000)
-            self.loop.expect({self.queues[id % 3 == 0].name: [id]})
+            self.loop.expect({_origin(id): [id]})
         if self.coming and len(self.server.jobs) + len(self.at_work) < 4 and random.random() < 0.1:
             id = self.coming.pop(0)
             self.at_work.append(id)
-            if random.random() < 0.9:
-                self.loop.expect({self.queues[id % 3 == 0].name: [id]})
-        if self.at_work and random.random() < 0.2:
+            if random.random() < 0.4:
+                self.loop.expect({_origin(id): [id]})
+        idle = not (self.loop._flights or self.handlers.finished or self.handlers.busy or self.handlers.claimed)
+        if self.at_work and random.random() < (0.5 if idle else 0.05):
             id = self.at_work.pop(0)
             self.server.jobs.add(id)
             self.unread.append(id)
+            if random.random() < 0.7:
+                self.loop.expect({_origin(id): [id]})
         if self.unread and random.random() < 0.05:
             self.read()
 
@@ -283,7 +298,7 @@ class Service:
             assert entry.id in server.running, f"{entry} starts although no committed cycle names it"
             assert entry.id in server.jobs | server.stopped, f"{entry} starts although it is over"
             assert entry.id not in self.started, f"{entry} starts twice"
-            before = {id for id in server.jobs if id < entry.id and _group(id) and _lane(id) == _lane(entry.id)}
+            before = _before(entry.id, server.jobs)
             assert not before, f"{entry} starts although {before} of its group have not ended"
             if entry.id in server.jobs:
                 server.alive.add(entry.id)
@@ -350,13 +365,16 @@ async def test_jobs_that_are_named_before_they_are_read_run_and_end_once(
 
     monkeypatch.setattr(Expected, "started", counted)
     monkeypatch.setattr(expected, "_SECONDS", 0.01)
+    brought = 0
     for seed in range(2 * LIVES):
         service = Service(seed, faults, expected=True)
         await service.live()
+        brought += service.server.brought
         ended = sorted([*service.server.succeeded, *service.server.cancelled])
         assert ended == list(range(1, JOBS + 1)), f"seed {seed}"
         assert set(service.started) - service.server.cancelled == set(service.server.succeeded), f"seed {seed}"
     assert len(early) > LIVES
+    assert brought > LIVES // 2
 
 
 async def test_cycles_that_were_under_way_when_the_executors_row_was_gone_do_not_end_its_next_life():
@@ -515,6 +533,15 @@ def _group(id: int) -> str | None:
 
 def _lane(id: int) -> tuple[bool, str | None]:
     return id % 3 == 0, _group(id)
+
+
+def _before(id: int, jobs: set[int]) -> set[int]:
+    """Those of these jobs that stand before it in its group."""
+    return {other for other in jobs if other < id and _group(id) and _lane(other) == _lane(id)}
+
+
+def _origin(id: int) -> str:
+    return f"t/{int(id % 3 == 0)}"
 
 
 async def _handler(job: object) -> None: ...
