@@ -16,10 +16,8 @@ from tenacity import (
     retry_any,
     retry_if_exception,
     retry_if_exception_cause_type,
-    retry_if_exception_message,
     retry_if_exception_type,
     retry_if_not_exception_message,
-    retry_if_not_exception_type,
     retry_if_not_result,
     retry_never,
     retry_unless_exception_type,
@@ -152,7 +150,7 @@ class Retry:
     @property
     def judges_results(self) -> bool:
         """Whether `retry` may have something to say about a handler that returned; the usual strategies have not."""
-        return any(type(part) not in _EXCEPTIONS_ONLY for part in _parts(self.retry))
+        return any(type(part).__call__ not in _EXCEPTIONS_ONLY for part in _parts(self.retry))
 
     def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
         """What follows `error`; of an exception group, what follows the first of its errors that is retried. Those that
@@ -352,13 +350,13 @@ _TOGETHER = {
     **dict.fromkeys((retry_any.__call__, stop_any.__call__), any),
     **dict.fromkeys((retry_all.__call__, stop_all.__call__), all),
 }
-_EXCEPTIONS_ONLY = (
-    *(retry_if_exception_type, retry_if_exception, retry_if_not_exception_type),
-    *(retry_if_exception_message, retry_if_exception_cause_type, type(retry_never)),
-    *(retry_any, retry_all),  # their parts count
-)
 _REPEATING = (  # "until" such an error, says tenacity of them: a success is none
     retry_unless_exception_type.__call__,
     retry_if_not_exception_message.__call__,
     type(retry_always).__call__,
+)
+_EXCEPTIONS_ONLY = (  # most of tenacity's classes, and an author's, are derived from the first one
+    *(retry_if_exception.__call__, retry_if_exception_cause_type.__call__, type(retry_never).__call__),
+    *_REPEATING,  # whatever was returned
+    *(retry_any.__call__, retry_all.__call__),  # their parts count
 )

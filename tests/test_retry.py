@@ -327,17 +327,27 @@ def a_coroutine(made: list[Any]) -> Any:
 
 
 def test_of_results_only_those_strategies_are_asked_that_look_at_them():
+    class Busy(tenacity.retry_if_exception): ...
+
+    class Asked(tenacity.retry_if_exception):
+        def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+            return retry_state.outcome is not None and retry_state.outcome.result() == "busy"
+
     of_errors = (
         tenacity.retry_if_exception_type(ValueError),
         tenacity.retry_if_exception_message("away"),
         tenacity.retry_if_exception_cause_type(ValueError),
         tenacity.retry_never,
+        Busy(lambda error: True),
+        retry_all(retry_unless_exception_type(KeyError), retry_if_exception_type(OSError)),
     )
     assert not any(Retry(retry=strategy).judges_results for strategy in of_errors)
     assert not Retry(retry=tenacity.retry_any(*of_errors, tenacity.retry_all(*of_errors))).judges_results
     assert Retry(
         retry=tenacity.retry_any(*of_errors, tenacity.retry_if_result(lambda result: not result))
     ).judges_results
+    for own in (Asked(lambda error: True), lambda state: False):
+        assert Retry(retry=own).judges_results
 
 
 def test_tenacitys_asynchronous_strategies_are_refused():
