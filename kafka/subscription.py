@@ -80,6 +80,11 @@ class Subscription(Generic[T]):
         self.retry = Retry.given(retry, topic) or Retry(
             wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
         )
+        if self.retry.judges_results:
+            raise ConfigurationError(
+                f"{topic}: retry=Retry(retry=...) with retry_if_result, or a strategy of your own: nothing judges what "
+                "the handler of a message returns: raise an error in it, and give retry_if_exception(...)"
+            )
         if isolate and retry is not None and retry.on_exhausted == "block":
             raise ConfigurationError(
                 f"{topic}: on_exhausted='block' with isolate=True: leave stop= out, and later messages of its key wait "
@@ -206,8 +211,7 @@ class Subscription(Generic[T]):
             timeout=self.timeout,
             transactional=True,
         )
-        declared = declare(handle)
-        declared.wrapped = declared.judges_results = False  # what it calls is wrapped, and has no result
+        declare(handle).wrapped = False  # what it calls is wrapped
 
 
 def _check_dedup(dedup: Dedup, topic: str, timeout: float | None) -> None:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from sidings import Message, Transaction
+from sidings import ConfigurationError, Message, Transaction
 from sidings.jobs import Job, Registry, Retry
 from sidings.testing import drain
-from tenacity import retry_if_result, stop_after_attempt, wait_none
+from tenacity import retry_if_exception, retry_if_exception_type, retry_if_result, stop_after_attempt, wait_none
 
-from .consumer_support import Number, a_service, numbers, produce, record
-from .support import Ride, enqueue, eventually, fetch, value
+from .consumer_support import Number, a_service
+from .support import Ride, enqueue, fetch, value
 
 BUSY = Retry(wait=wait_none(), retry=retry_if_result(lambda result: isinstance(result, OSError)))
 
@@ -116,21 +116,29 @@ async def test_a_transactional_handlers_error_that_the_policy_leaves_alone_is_a_
     assert await value(database, "SELECT to_regclass('effect')") is None
 
 
-async def test_what_a_messages_handler_returns_is_not_judged_where_the_message_is_stored_either(
-    effects, topic, sidings_kafka
-) -> None:
-    name = await topic()
-    service = a_service(effects, sidings_kafka)
-    policy = Retry(wait=wait_none(), stop=stop_after_attempt(2), retry=retry_if_result(lambda result: result is None))
+STATELESS = {"stateless": True, "dead_letter": "d"}
 
-    @service.consumer(name, isolate=True, retry=policy)
-    async def handle(message: Message[Number], tx: Transaction) -> str:
-        await record(message, tx)
-        return "done"
 
-    await produce(sidings_kafka, name, [7])
-    async with service:
-        await eventually(lambda: numbers(effects))
-        await eventually(lambda: fetch(effects, "SELECT outcome FROM sidings.job_history"))
-    assert await numbers(effects) == [7]
-    assert await value(effects, "SELECT count(*) FROM sidings.job_history WHERE outcome = 'succeeded'") == 1
+@pytest.mark.parametrize("options", [{}, {"batch": 5}, {"isolate": True}, STATELESS, None])
+def test_what_a_messages_handler_returns_is_judged_nowhere_so_a_policy_that_would_is_refused(options: Any) -> None:
+    """It was never asked. A message that was to come again counted as handled, and any error had it parked at once."""
+
+    def declare(strategy: Any) -> None:
+        service, retry = a_service("postgresql://nowhere/x", "127.0.0.1:1"), Retry(retry=strategy)
+        if options is None:
+            service.topic("rides", type_header="type", retry=retry)
+        else:
+            handler: Any = alone if "stateless" in options else several if "batch" in options else one
+            service.consumer("rides", retry=retry, **options)(handler)
+
+    async def one(message: Message[Number], tx: Transaction) -> None: ...
+
+    async def several(messages: list[Message[Number]], tx: Transaction) -> None: ...
+
+    async def alone(message: Message[Number]) -> None: ...
+
+    busy, away = retry_if_result(lambda result: result == "busy"), retry_if_exception_type(OSError)
+    for strategy in (busy, away | busy, lambda state: state.outcome.result() == "busy"):
+        with pytest.raises(ConfigurationError, match=r"^rides: retry=Retry\(retry=.* raise an error in it, and give "):
+            declare(strategy)
+    declare(away | retry_if_exception(lambda error: "busy" in str(error)))
