@@ -40,6 +40,10 @@ class Subscription(Generic[T]):
 
     arguments = 2  # that the handler takes
     form = "`async def`, and must take a message and a transaction"  # the handler's, as an error says it
+    exhausted = (  # why a policy cannot say what follows the last attempt, and what to do
+        "without isolate=True: leave it out, and a message that is given up is parked, and tried on in its key's "
+        "order, or give isolate=True and 'hold' to have it wait for a person"
+    )
 
     def __init__(
         self,
@@ -80,16 +84,7 @@ class Subscription(Generic[T]):
         self.retry = Retry.given(retry, topic) or Retry(
             wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
         )
-        if self.retry.judges_results:
-            raise ConfigurationError(
-                f"{topic}: retry=Retry(retry=...) with retry_if_result, or a strategy of your own: nothing judges what "
-                "the handler of a message returns: raise an error in it, and give retry_if_exception(...)"
-            )
-        if isolate and retry is not None and retry.on_exhausted == "block":
-            raise ConfigurationError(
-                f"{topic}: on_exhausted='block' with isolate=True: leave stop= out, and later messages of its key wait "
-                "behind one that fails, or give 'hold' to have it wait for a person outside of its key's order"
-            )
+        self._check_retry(self.retry)
         self.job_retry = (isolate and retry) or Retry()  # a stored message is never given up
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder
@@ -106,6 +101,20 @@ class Subscription(Generic[T]):
         why = why_not_called(handler, self.arguments)
         if why or not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be {self.form}{f': {why}' if why else ''}")
+
+    def _check_retry(self, retry: Retry) -> None:
+        if retry.judges_results:
+            raise ConfigurationError(
+                f"{self.topic}: retry=Retry(retry=...) with retry_if_result, or a strategy of your own: nothing judges "
+                "what the handler of a message returns: raise an error in it, and give retry_if_exception(...)"
+            )
+        if retry.on_exhausted != "skip" and not self.isolate:
+            raise ConfigurationError(f"{self.topic}: on_exhausted={retry.on_exhausted!r} {self.exhausted}")
+        if retry.on_exhausted == "block":
+            raise ConfigurationError(
+                f"{self.topic}: on_exhausted='block' with isolate=True: leave stop= out, and later messages of its key "
+                "wait behind one that fails, or give 'hold' to have it wait for a person outside of its key's order"
+            )
 
     def check(self) -> None:
         """Called when the service starts. Raises `ConfigurationError` where a declaration is incomplete."""

@@ -999,6 +999,8 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
         (good, {"start": "now"}, "start='now'"),
         (good, {"isolate": "no"}, "isolate='no': give True or False"),
         (good, {"isolate": True, "retry": Retry(on_exhausted="block")}, "with isolate=True: leave stop= out"),
+        (good, {"retry": Retry(on_exhausted="block")}, "='block' without isolate=True: leave it out"),
+        (good, {"retry": Retry(on_exhausted="hold")}, "='hold' without .*, or give isolate=True and 'hold'"),
         (good, {"stateless": "no"}, "stateless='no': give True or False"),
         (good, {"decoder": "json"}, "decoder='json': give a plain function"),
         (good, {"decoder": lone}, "give a plain function, which is called with the message"),

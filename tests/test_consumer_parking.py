@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel
@@ -395,19 +396,26 @@ async def test_isolated_messages_become_jobs_of_their_key_and_run_in_order(effec
         assert await numbers(effects, f"key = '{key}'") == list(range(start, 12, 3))
 
 
-async def test_an_isolated_message_follows_the_retry_policy_of_its_consumer(effects, topic, sidings_kafka):
+@pytest.mark.parametrize(("on_exhausted", "end"), [("skip", "discarded"), ("hold", "held")])
+async def test_an_isolated_message_follows_the_retry_policy_of_its_consumer(
+    effects, topic, sidings_kafka, on_exhausted, end
+):
     name = await topic()
     service = a_service(effects, sidings_kafka)
 
-    @service.consumer(name, isolate=True, retry=TWICE_AND_PARK)
+    @service.consumer(name, isolate=True, retry=replace(TWICE_AND_PARK, on_exhausted=on_exhausted))
     async def handle(message: Message[Number], tx: Transaction) -> None:
-        raise ValueError("bad")
+        if message.value.n == 0:
+            raise ValueError("bad")
+        await record(message, tx)
 
-    await produce(sidings_kafka, name, [0])
+    async def ended() -> bool:
+        return await outcomes(effects) == ["retried", end, "succeeded"]
+
+    await produce(sidings_kafka, name, [0, 1], key="k")
     async with service:
-        await eventually(offset_reaches(effects, name, 1))
-        await drained(effects)
-    assert await outcomes(effects) == ["retried", "discarded"]
+        await eventually(ended)
+    assert await numbers(effects) == [1]
 
 
 # -- the question that every batch asks -------------------------------------------------------------------------------

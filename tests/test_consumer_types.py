@@ -246,6 +246,7 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
         ({"type_header": "type", "type_field": "type"}, "say where a message's type stands"),
         ({"type_header": "type", "unknown": "ignore"}, "unknown='ignore'"),
         ({"type_header": "type", "timeout": 0}, "timeout=0"),
+        ({"type_header": "type", "retry": Retry(on_exhausted="hold")}, "on_exhausted='hold' without isolate=True"),
         ({"type_header": b"type"}, "type_header=b'type': give a name"),
         ({"type_field": "meta..type"}, "type_field='meta..type': give a name"),
     ]:

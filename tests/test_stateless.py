@@ -563,6 +563,8 @@ def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
         (fine, {"dead_letter": "d", "concurrency": None}, "concurrency=None"),
         (fine, {"dead_letter": "d", "batch": 5}, "excludes batch="),
         (fine, {"dead_letter": "d", "isolate": True}, "excludes"),
+        (fine, {"dead_letter": "d", "retry": Retry(on_exhausted="hold")}, "='hold' with stateless=True: leave it out"),
+        (fine, {"dead_letter": "d", "retry": Retry(on_exhausted="block")}, "given up goes to the topic dead_letter"),
         (with_tx, {"dead_letter": "d"}, "no transaction"),
         (plain, {"dead_letter": "d"}, "async def"),
         (bare, {"dead_letter": "d"}, "annotate the handler's first parameter as Message"),
