@@ -36,7 +36,7 @@ class KafkaSettings(Settings):
         bootstrap: ``host:port``, several separated by commas.
         group: The consumer group. Default: the service's name.
         client_id: Of all clients: shown in the brokers' logs, and what quotas go by. Default: aiokafka's.
-        ssl_context: One of your own. Otherwise it is made from the files.
+        ssl_context: One of your own, in place of the files. Otherwise it is made from them.
         cafile: Default: the system's authorities. Files that are replaced are read again for the next connection.
         certfile: With `keyfile` and `keyfile_password`, for a client's certificate.
         sasl_mechanism: PLAIN and SCRAM take `sasl_username` and `sasl_password`, OAUTHBEARER
@@ -106,36 +106,61 @@ class KafkaSettings(Settings):
                     f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas, with ports from 1 to "
                     "65535"
                 )
-        sasl = self.security_protocol.startswith("SASL")
-        by_password = sasl and self.sasl_mechanism.startswith(("PLAIN", "SCRAM"))
-        if by_password and (self.sasl_username is None or self.sasl_password is None):
-            raise ConfigurationError(
-                f"security_protocol={self.security_protocol!r} with sasl_mechanism={self.sasl_mechanism!r} needs "
-                "sasl_username and sasl_password"
-            )
-        if sasl and self.sasl_mechanism == "OAUTHBEARER" and self.sasl_oauth_token_provider is None:
-            raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider")
-        if sasl and self.sasl_mechanism == "GSSAPI" and find_spec("gssapi") is None:
-            raise ConfigurationError("sasl_mechanism='GSSAPI' needs the gssapi library: pip install 'aiokafka[gssapi]'")
-        if not sasl and (self.sasl_username is not None or self.sasl_password is not None):
-            raise ConfigurationError(
-                f"sasl_username is given, but security_protocol={self.security_protocol!r} does not use it: "
-                "give security_protocol='SASL_SSL'"
-            )
-        if not self.tls and (self.cafile or self.certfile or self.ssl_context):
-            raise ConfigurationError(
-                f"TLS files are given, but security_protocol={self.security_protocol!r} does not use them: "
-                "give security_protocol='SSL' or 'SASL_SSL'"
-            )
+        self._check_security()
         if self.request_seconds <= self.rebalance_seconds:
             raise ConfigurationError(
                 f"request_seconds={self.request_seconds} must be longer than rebalance_seconds="
-                f"{self.rebalance_seconds}: the request to join the group waits for the slowest member"
+                f"{self.rebalance_seconds}: the request to join waits for the slowest member"
             )
         for name in ("cafile", "certfile", "keyfile"):
             path: Path | None = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ConfigurationError(f"{name}={str(path)!r} is no file")
+
+    def _check_security(self) -> None:
+        """Refuse what would not be used: else whoever forgets `security_protocol` connects in plain text."""
+        sasl = self.security_protocol.startswith("SASL")
+        by_password = self.sasl_mechanism.startswith(("PLAIN", "SCRAM"))
+        passwords, providers = self._given("sasl_username", "sasl_password"), self._given("sasl_oauth_token_provider")
+        mechanism = [] if self.sasl_mechanism == "PLAIN" else ["sasl_mechanism"]
+        files = self._given("cafile", "certfile", "keyfile", "keyfile_password")
+        for given, used, remedy in (
+            ([*passwords, *providers, *mechanism], sasl, "'SASL_SSL'"),
+            ([*files, *self._given("ssl_context")], self.tls, "'SSL' or 'SASL_SSL'"),
+        ):
+            if given and not used:
+                raise ConfigurationError(
+                    f"{given[0]}= is given, but security_protocol={self.security_protocol!r} does not use it: give "
+                    f"security_protocol={remedy}"
+                )
+        if providers and self.sasl_mechanism != "OAUTHBEARER":
+            raise ConfigurationError(
+                f"sasl_mechanism={self.sasl_mechanism!r} does not use sasl_oauth_token_provider=: give "
+                "sasl_mechanism='OAUTHBEARER', or leave it out"
+            )
+        if passwords and not by_password:
+            raise ConfigurationError(
+                f"sasl_mechanism={self.sasl_mechanism!r} does not use {passwords[0]}=: give sasl_mechanism='PLAIN' or "
+                "one of SCRAM's, or leave it out"
+            )
+        if sasl and by_password and len(passwords) < 2:
+            raise ConfigurationError(
+                f"security_protocol={self.security_protocol!r} with sasl_mechanism={self.sasl_mechanism!r} needs "
+                "sasl_username= and sasl_password="
+            )
+        if self.sasl_mechanism == "OAUTHBEARER" and not providers:
+            raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=")
+        if self.sasl_mechanism == "GSSAPI" and find_spec("gssapi") is None:
+            raise ConfigurationError("sasl_mechanism='GSSAPI' needs the gssapi library: pip install 'aiokafka[gssapi]'")
+        if files and self.ssl_context is not None:
+            raise ConfigurationError(
+                f"ssl_context= is used as it is, without {files[0]}=: load that into it, or leave out one of the two"
+            )
+        if (keys := self._given("keyfile", "keyfile_password")) and self.certfile is None:
+            raise ConfigurationError(f"{keys[0]}= is given without certfile=: give the certificate as well")
+
+    def _given(self, *fields: str) -> list[str]:
+        return [field for field in fields if getattr(self, field) is not None]
 
     @property
     def tls(self) -> bool:

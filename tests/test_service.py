@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import struct
 import threading
 import urllib.error
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.abc import AbstractTokenProvider
 from prometheus_client import CollectorRegistry
 from sidings import (
     ConfigurationError,
@@ -52,6 +54,15 @@ from .consumer_support import (
 from .support import ORIGIN, SECONDS, Ride, connected, drained, eventually, outcomes, value
 
 HERE = StaticAssignment([ORIGIN])
+TLS = ssl.create_default_context()
+
+
+class Tokens(AbstractTokenProvider):
+    async def token(self) -> Any:
+        return "a token"
+
+
+TOKENS: dict[str, Any] = {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": Tokens()}
 
 
 async def get(service: Any, path: str, method: str = "GET") -> tuple[int, str]:
@@ -186,10 +197,40 @@ async def test_the_pages_are_served_to_ipv6(http):
         ({"fetch_bytes": 2**31}, "fetch_bytes: Input should be less than or equal to 2147483647"),
         ({"sesion_seconds": 3}, "sesion_seconds: there is no such field: is session_seconds meant?"),
         ({"session_seconds": "soon"}, "session_seconds"),
-        ({"security_protocol": "SASL_SSL"}, "needs sasl_username and sasl_password"),
-        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "sasl_oauth_token_provider"),
-        ({"sasl_username": "me", "sasl_password": "secret"}, "does not use it"),
-        ({"cafile": "/dev/null"}, "does not use them"),
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_username= and sasl_password="),
+        ({"security_protocol": "SASL_SSL", "sasl_username": "me"}, "needs sasl_username= and sasl_password="),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "needs sasl_oauth_token_provider="),
+        ({"sasl_username": "me", "sasl_password": "secret"}, "^sasl_username= .*: give security_protocol='SASL_SSL'"),
+        (TOKENS, "^sasl_oauth_token_provider= is given, .*'PLAINTEXT' .*: give security_protocol='SASL_SSL'"),
+        (
+            {"sasl_mechanism": "GSSAPI"},
+            "^sasl_mechanism= is given, .*'PLAINTEXT' .*: give security_protocol='SASL_SSL'",
+        ),
+        ({"security_protocol": "SSL", **TOKENS}, "^sasl_oauth_token_provider= is given, .*: give security_protocol="),
+        (
+            {"security_protocol": "SASL_SSL", **TOKENS, "sasl_mechanism": "PLAIN"},
+            "'PLAIN' does not use sasl_oauth_token_provider=: give sasl_mechanism='OAUTHBEARER'",
+        ),
+        (
+            {"security_protocol": "SASL_SSL", **TOKENS, "sasl_username": "me"},
+            "'OAUTHBEARER' does not use sasl_username=: give sasl_mechanism='PLAIN' or",
+        ),
+        (
+            {"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI", "sasl_password": "secret"},
+            "'GSSAPI' does not use sasl_password=: give sasl_mechanism='PLAIN' or",
+        ),
+        ({"cafile": "/dev/null"}, "^cafile= is given, .*: give security_protocol='SSL' or 'SASL_SSL'"),
+        ({"keyfile": "/dev/null"}, "^keyfile= is given, .*: give security_protocol='SSL' or 'SASL_SSL'"),
+        ({"keyfile_password": "secret"}, "^keyfile_password= is given, .*: give security_protocol='SSL' or"),
+        ({"ssl_context": TLS}, "^ssl_context= is given, .*: give security_protocol='SSL' or 'SASL_SSL'"),
+        (
+            {"security_protocol": "SSL", "cafile": "/dev/null", "keyfile": "/dev/null"},
+            "^keyfile= is given without certfile=",
+        ),
+        (
+            {"security_protocol": "SSL", "ssl_context": TLS, "certfile": "/dev/null"},
+            "^ssl_context= is used as it is, without certfile=: load that into it",
+        ),
         ({"security_protocol": "SSL", "cafile": "/no/such/file"}, "cafile='/no/such/file' is no file"),
         ({"rebalance_seconds": 50}, "must be longer than rebalance_seconds"),
     ],
