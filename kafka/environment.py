@@ -2,6 +2,9 @@
 
 import logging
 import os
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,9 +15,13 @@ from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
 from .settings import KafkaSettings
 
-__all__ = ["environment"]
+__all__ = ["ARGUMENTS", "environment", "told_by_variables"]
 
 log = logging.getLogger("sidings.service")
+
+# The variable of each argument of `Service` that has one of its own.
+ARGUMENTS = {name: f"SIDINGS_{name.upper()}" for name in ("postgres", "kafka", "schema", "http", "topics")}
+_IN_CODE = {"ssl_context", "sasl_oauth_token_provider"}  # which no text can say
 
 
 def _config(prefix: str) -> SettingsConfigDict:
@@ -72,9 +79,24 @@ def environment() -> dict[str, Any]:
     return given
 
 
-def _filled(settings: type[_Filled]) -> BaseSettings:
+@contextmanager
+def told_by_variables(variables: Mapping[str, str]) -> Generator[None]:
+    """Put the variables in front of a `ConfigurationError` that names fields or arguments. variables: by these."""
     try:
-        return settings()
+        yield
+    except ConfigurationError as error:
+        text = str(error)
+        meant = [variable for name, variable in variables.items() if re.search(rf"\b{name}(=|: |\()", text)]
+        if not meant or text.startswith("environment: "):
+            raise
+        raise ConfigurationError(f"environment: {', '.join(meant)}: {text}") from None
+
+
+def _filled(settings: type[_Filled]) -> BaseSettings:
+    variables = {field: settings.named(field) for field in settings.model_fields if field not in _IN_CODE}
+    try:
+        with told_by_variables(ARGUMENTS | variables):
+            return settings()
     except SettingsError as error:  # that it is no JSON is told before the model sees it, and only by the field
         field = str(error).partition('"')[2].partition('"')[0]
         raise ConfigurationError(f"environment: {settings.named(field)}: give JSON") from None

@@ -149,7 +149,9 @@ class KafkaSettings(Settings):
                 "sasl_username= and sasl_password="
             )
         if self.sasl_mechanism == "OAUTHBEARER" and not providers:
-            raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=")
+            raise ConfigurationError(
+                "sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=: give one to KafkaSettings, in code"
+            )
         if self.sasl_mechanism == "GSSAPI" and find_spec("gssapi") is None:
             raise ConfigurationError("sasl_mechanism='GSSAPI' needs the gssapi library: pip install 'aiokafka[gssapi]'")
         if files and self.ssl_context is not None:

@@ -39,7 +39,7 @@ from ..kafka import (
     reset_offsets,
 )
 from ..kafka.calling import called_alone
-from ..kafka.environment import environment
+from ..kafka.environment import ARGUMENTS, environment, told_by_variables
 from ..schema import Migration, migrate, valid_schema_name
 from ..signals import stop_signals
 from ..waiting import done_unless_set
@@ -147,7 +147,9 @@ class Service:
             given["postgres"] = given["postgres"].model_copy(update={"schema_name": valid_schema_name(schema)})
         if isinstance(postgres, PostgresSettings) and "schema_name" in postgres.model_fields_set:
             given.pop("schema", None)
-        return cls(name, **(given | overrides))
+        used = given.keys() - overrides.keys()
+        with told_by_variables({argument: variable for argument, variable in ARGUMENTS.items() if argument in used}):
+            return cls(name, **(given | overrides))
 
     # -- what its author declares -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -590,6 +591,58 @@ def test_an_environment_variable_that_is_wrong_is_named_as_it_is_written(monkeyp
     monkeypatch.setenv("SIDINGS_POSTGRES_POOL_SIZE", "many")
     with pytest.raises(ConfigurationError, match=r"^environment: SIDINGS_POSTGRES_POOL_SIZE: Input should be"):
         Service.from_env("test", prometheus=CollectorRegistry())
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"KAFKA": "a:1,"}, "SIDINGS_KAFKA: bootstrap='a:1,': give host:port"),
+        (
+            {"KAFKA": KAFKA, "KAFKA_CAFILE": "/nowhere"},
+            "SIDINGS_KAFKA_SECURITY_PROTOCOL, SIDINGS_KAFKA_CAFILE: cafile= ",
+        ),
+        (
+            {"KAFKA": KAFKA, "KAFKA_SECURITY_PROTOCOL": "SSL", "KAFKA_CAFILE": "/nowhere"},
+            "SIDINGS_KAFKA_CAFILE: cafile='/nowhere' is no file",
+        ),
+        (
+            {"KAFKA": KAFKA, "KAFKA_SECURITY_PROTOCOL": "SASL_SSL"},
+            "SIDINGS_KAFKA_SECURITY_PROTOCOL, SIDINGS_KAFKA_SASL_MECHANISM, SIDINGS_KAFKA_SASL_USERNAME, ",
+        ),
+        (
+            {"KAFKA": KAFKA, "KAFKA_SECURITY_PROTOCOL": "SASL_SSL", "KAFKA_SASL_MECHANISM": "OAUTHBEARER"},
+            "SIDINGS_KAFKA_SASL_MECHANISM: sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=: give one to ",
+        ),
+        (
+            {"KAFKA": KAFKA, "KAFKA_REQUEST_SECONDS": "10"},
+            "SIDINGS_KAFKA_REBALANCE_SECONDS, SIDINGS_KAFKA_REQUEST_SECONDS: request_seconds=",
+        ),
+        ({"POSTGRES": "localhost/x"}, "SIDINGS_POSTGRES: PostgresSettings: dsn: it begins with no scheme"),
+        ({"POSTGRES": "postgresql://a:b@c:0/d"}, "SIDINGS_POSTGRES: PostgresSettings: dsn: a port in it is none"),
+        ({"POSTGRES": POSTGRES, "SCHEMA": "My-Schema"}, "SIDINGS_SCHEMA: schema='My-Schema' is not usable"),
+        ({"SCHEMA": "My-Schema"}, "SIDINGS_SCHEMA: schema='My-Schema' is not usable"),
+        ({"HTTP": "80a"}, "SIDINGS_HTTP: http='80a': give 'host:port'"),
+        ({"KAFKA": KAFKA, "TOPICS": "a b"}, "SIDINGS_TOPICS: topics('a b'): name one topic"),
+        ({"KAFKA": KAFKA, "TOPICS": "a,outbox"}, "SIDINGS_TOPICS: topics('outbox'): relays lease outbox/0"),
+        ({"TOPICS": "a"}, "SIDINGS_TOPICS: topics= needs kafka=: "),
+    ],
+)
+def test_what_only_the_whole_finds_wrong_is_told_by_the_variable_too(given, text, monkeypatch):
+    for name, value in given.items():
+        monkeypatch.setenv(f"SIDINGS_{name}", value)
+    in_code = {} if "POSTGRES" in given else {"postgres": POSTGRES}
+    with pytest.raises(ConfigurationError, match=f"^environment: {re.escape(text)}"):
+        Service.from_env("test", prometheus=CollectorRegistry(), **in_code)
+
+
+def test_an_argument_that_wins_over_the_environment_is_not_called_a_variable(monkeypatch):
+    monkeypatch.setenv("SIDINGS_HTTP", "80a")
+    monkeypatch.setenv("SIDINGS_KAFKA", KAFKA)
+    Service.from_env("test", http=0, prometheus=CollectorRegistry())
+    with pytest.raises(ConfigurationError, match=r"^http='90b': give"):
+        Service.from_env("test", http="90b", prometheus=CollectorRegistry())
+    with pytest.raises(ConfigurationError, match=r"^environment: SIDINGS_KAFKA: kafka= and assignment= exclude"):
+        Service.from_env("test", assignment=StaticAssignment([ORIGIN]), http=0, prometheus=CollectorRegistry())
 
 
 def test_an_environment_variable_that_is_almost_a_setting_is_told_of(monkeypatch, caplog):
