@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
 from .settings import KafkaSettings
 
-__all__ = ["ARGUMENTS", "environment", "told_by_variables"]
+__all__ = ["ARGUMENTS", "environment", "told_by_variables", "warn_of_no_effect"]
 
 log = logging.getLogger("sidings.service")
 
@@ -38,7 +38,12 @@ class _Filled(BaseSettings):
     @classmethod
     def named(cls, field: str) -> str:
         alias = cls.model_fields[field].validation_alias if field in cls.model_fields else field
-        return str(alias or f"{cls.model_config.get('env_prefix', '')}{field}".upper())
+        return str(alias or cls.in_full(field))
+
+    @classmethod
+    def in_full(cls, field: str) -> str:
+        """The name by the rule, which is not the variable's where that is a shorter one."""
+        return f"{cls.model_config.get('env_prefix', '')}{field}".upper()
 
 
 # Each is its model, filled from the environment. That the two bases type `model_config` differently is pydantic's
@@ -56,6 +61,9 @@ class _Postgres(_Filled, PostgresSettings):  # pyright: ignore[reportIncompatibl
 
 class _Executor(_Filled, ExecutorSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
     model_config = _config("SIDINGS_EXECUTOR_")
+
+
+_TABLES: dict[str, type[_Filled]] = {"postgres": _Postgres, "kafka": _Kafka, "executor": _Executor}
 
 
 def environment() -> dict[str, Any]:
@@ -104,8 +112,24 @@ def _filled(settings: type[_Filled]) -> BaseSettings:
 
 def _warn_of_typos() -> None:
     """Tell of variables that are almost a setting. Others that begin so may be somebody's, as Kubernetes' are."""
-    known = {settings.named(field) for settings in (_Kafka, _Postgres, _Executor) for field in settings.model_fields}
-    known |= {"SIDINGS_HTTP", "SIDINGS_TOPICS"}
+    fields = [(settings, field) for settings in _TABLES.values() for field in settings.model_fields]
+    meant = {settings.in_full(field): settings.named(field) for settings, field in fields}
+    known = {*meant.values(), *ARGUMENTS.values()}
     for name in sorted(name for name in os.environ if name.startswith("SIDINGS_") and name not in known):
-        if close := get_close_matches(name, known, 1, 0.9):
+        if close := [meant[name]] if name in meant else get_close_matches(name, known, 1, 0.9):
             log.warning("%s is no setting and has no effect: is %s meant?", name, close[0])
+
+
+def warn_of_no_effect(overrides: Mapping[str, Any]) -> None:
+    """Tell of variables whose table `Service.from_env` does not read. overrides: the arguments in code."""
+    for argument, settings in _TABLES.items():
+        variable = ARGUMENTS.get(argument)
+        if argument not in overrides and variable is not None and not os.environ.get(variable):
+            why = f"{variable} is not set"
+        elif overrides.get(argument) is not None:
+            why = f"{argument}= is given in code: set it there"
+        else:  # it is read; or None says in code that there is to be none
+            continue
+        names = {settings.named(field) for field in settings.model_fields} - set(ARGUMENTS.values())
+        if idle := sorted(name for name in names if os.environ.get(name)):
+            log.warning("%s: no effect, as %s", ", ".join(idle), why)

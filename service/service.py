@@ -39,7 +39,7 @@ from ..kafka import (
     reset_offsets,
 )
 from ..kafka.calling import called_alone
-from ..kafka.environment import ARGUMENTS, environment, told_by_variables
+from ..kafka.environment import ARGUMENTS, environment, told_by_variables, warn_of_no_effect
 from ..schema import Migration, migrate, valid_schema_name
 from ..signals import stop_signals
 from ..waiting import done_unless_set
@@ -133,7 +133,7 @@ class Service:
         (comma-separated), and one for each field of `KafkaSettings`, `PostgresSettings` and `ExecutorSettings` that a
         text can say, e.g. ``SIDINGS_KAFKA_SASL_USERNAME``, ``SIDINGS_POSTGRES_POOL_SIZE``,
         ``SIDINGS_EXECUTOR_CONCURRENCY``. Those of ``postgres=``, ``kafka=`` or ``executor=`` have no effect where it is
-        given here, but for the schema. See docs/configuration.md.
+        given here, but for the schema; a warning in the log names them. See docs/configuration.md.
 
         Args:
             overrides: Arguments of `Service`, which win over the environment.
@@ -142,6 +142,7 @@ class Service:
             ConfigurationError: A variable or an argument is wrong; the message names it.
         """
         given = environment()
+        warn_of_no_effect(overrides)
         schema, postgres = overrides.get("schema"), overrides.get("postgres")
         if schema is not None and "postgres" in given:
             given["postgres"] = given["postgres"].model_copy(update={"schema_name": valid_schema_name(schema)})

@@ -654,6 +654,48 @@ def test_an_environment_variable_that_is_almost_a_setting_is_told_of(monkeypatch
     ]
 
 
+def test_a_variable_by_the_long_name_of_one_that_is_shorter_is_told_of(monkeypatch, caplog):
+    for name in ("KAFKA_BOOTSTRAP", "POSTGRES_DSN", "POSTGRES_SCHEMA_NAME"):
+        monkeypatch.setenv(f"SIDINGS_{name}", "x")
+    Service.from_env("test", postgres=POSTGRES, prometheus=CollectorRegistry())
+    assert [record.getMessage() for record in caplog.records] == [
+        "SIDINGS_KAFKA_BOOTSTRAP is no setting and has no effect: is SIDINGS_KAFKA meant?",
+        "SIDINGS_POSTGRES_DSN is no setting and has no effect: is SIDINGS_POSTGRES meant?",
+        "SIDINGS_POSTGRES_SCHEMA_NAME is no setting and has no effect: is SIDINGS_SCHEMA meant?",
+    ]
+
+
+def test_a_variable_of_a_table_that_is_not_read_is_told_of(monkeypatch, caplog):
+    """Beside `kafka=` in code TLS and password in the environment meant plain text, without a word."""
+
+    def told(**overrides: Any) -> list[str]:
+        caplog.clear()
+        Service.from_env("test", prometheus=CollectorRegistry(), **overrides)
+        return [record.getMessage() for record in caplog.records]
+
+    monkeypatch.setenv("SIDINGS_SCHEMA", "tracking")  # which counts beside postgres= as well
+    for name, value in {"SECURITY_PROTOCOL": "SASL_SSL", "SASL_USERNAME": "me", "SASL_PASSWORD": "geheim"}.items():
+        monkeypatch.setenv(f"SIDINGS_KAFKA_{name}", value)
+    monkeypatch.setenv("SIDINGS_KAFKA_GROUP", "")
+    kafka = "SIDINGS_KAFKA_SASL_PASSWORD, SIDINGS_KAFKA_SASL_USERNAME, SIDINGS_KAFKA_SECURITY_PROTOCOL"
+    assert told(postgres=POSTGRES) == [f"{kafka}: no effect, as SIDINGS_KAFKA is not set"]
+    in_code = [f"{kafka}: no effect, as kafka= is given in code: set it there"]
+    assert told(postgres=POSTGRES, kafka=KAFKA) == in_code
+    assert told(postgres=POSTGRES, kafka=None) == []
+    monkeypatch.setenv("SIDINGS_KAFKA", KAFKA)
+    assert told(postgres=POSTGRES) == []
+    assert told(postgres=POSTGRES, kafka=KAFKA) == in_code
+    monkeypatch.setenv("SIDINGS_POSTGRES_POOL_SIZE", "3")
+    monkeypatch.setenv("SIDINGS_EXECUTOR_NOTIFY", "true")
+    assert told(postgres=POSTGRES, executor=ExecutorSettings()) == [
+        "SIDINGS_POSTGRES_POOL_SIZE: no effect, as postgres= is given in code: set it there",
+        "SIDINGS_EXECUTOR_NOTIFY: no effect, as executor= is given in code: set it there",
+    ]
+    assert told(kafka=None) == ["SIDINGS_POSTGRES_POOL_SIZE: no effect, as SIDINGS_POSTGRES is not set"]
+    monkeypatch.setenv("SIDINGS_POSTGRES", POSTGRES)
+    assert told() == []
+
+
 # -- enqueueing -------------------------------------------------------------------------------------------------------
 
 
