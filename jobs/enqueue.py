@@ -1,8 +1,10 @@
 """What is stored for a job, checked before anything is written. How it is sent is the business of `connections`."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import EnqueueError, MissingOrigin
@@ -10,9 +12,10 @@ from .connections import Statement
 from .context import current_key, missing_headers, work_origin
 from .outcome import MAX_DELAY_SECONDS
 
-__all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "short", "when"]
+__all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "possible_origin", "short", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
+_ORIGIN = re.compile(r"[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,9})")
 _SEPARATOR = "\x1f"  # stands in no name, and in no JSON: there control characters are escaped
 # What lies beyond cannot be turned into UTC; asyncpg takes the ends themselves for infinity.
 _MIN, _MAX = datetime.min.replace(tzinfo=UTC) + timedelta(days=1), datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
@@ -158,13 +161,25 @@ def _origin(type_name: str, origin: str | None) -> str:
             "origin=service.origin_for(key, topic), or declare its type with home=topic (or name one "
             "'topic/partition' for all jobs of its group)"
         )
-    short("origin", chosen)
+    if not isinstance(chosen, str) or not possible_origin(chosen):  # pyright: ignore[reportUnnecessaryIsInstance]
+        short("origin", chosen)
+        if origin is not None:  # else it is that of the work, which SQL may have put anywhere
+            raise EnqueueError(
+                f"origin={chosen!r}: give 'topic/partition', as of service.origin_for(key, 'positions'): nobody can "
+                "hold another, so the job would never run"
+            )
     if chosen.startswith("outbox/"):
         raise EnqueueError(
             f"origin={chosen!r}: relays lease outbox/0 to outbox/15 as the slots of the outbox, so the job would never "
             "run: give another origin"
         )
     return chosen
+
+
+@lru_cache(4096)  # each enqueue asks
+def possible_origin(origin: str) -> bool:
+    """Whether it is a partition's name, ``topic/partition``. Such a one can also be stored."""
+    return _ORIGIN.fullmatch(origin) is not None
 
 
 def short(field: str, text: str | None) -> str | None:

@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from ..errors import ConfigurationError
 from ..executor import Executor
+from ..jobs.enqueue import possible_origin
 from .message import check_topic, origin_of
 
 __all__ = ["Assign", "KafkaExecutor", "RebalanceListener", "StaticAssignment"]
@@ -35,7 +36,8 @@ class StaticAssignment:
     Several instances may be given the same origins: one has the lease, the others take over when it is gone.
 
     Args:
-        origins: At least one, each once; not ``outbox/0`` to ``outbox/15``, which are the slots of the outbox.
+        origins: At least one, each once, as ``topic/partition``; not ``outbox/0`` to ``outbox/15``, which are the slots
+            of the outbox.
 
     Raises:
         ConfigurationError: `origins` break these rules.
@@ -50,6 +52,8 @@ class StaticAssignment:
         texts = all(isinstance(name, str) and name for name in names)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not names or not texts or len(set(names)) != len(names):
             raise ConfigurationError(f"StaticAssignment({list(names)!r}): give at least one origin, each once")
+        if wrong := [name for name in names if not possible_origin(name)]:
+            raise ConfigurationError(f"StaticAssignment({wrong!r}): give 'topic/partition', such as 'orders/0'")
         if reserved := [name for name in names if _SLOT.fullmatch(name)]:
             raise ConfigurationError(
                 f"StaticAssignment({reserved!r}): outbox/0 to outbox/15 are the slots of the outbox: choose another"

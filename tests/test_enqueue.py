@@ -5,6 +5,7 @@ import json
 from contextvars import Context
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum, StrEnum
+from secrets import token_hex
 from typing import Any
 from uuid import UUID
 
@@ -581,8 +582,11 @@ async def test_the_longest_names_that_are_accepted_can_be_stored(database: str):
     ride = declare()
     async with connected(database) as connection, connection.transaction():
         longest = "".join(chr(0x4E00 + n) for n in range(333))  # 999 bytes that do not compress
-        await ride.enqueue(connection, Ride(transport="a"), origin=longest, group=longest[::-1])
-    assert await value(database, "SELECT count(*) FROM sidings.job") == 1
+        origin = f"{token_hex(125)[1:]}/{2**31 - 1}"
+        await ride.enqueue(connection, Ride(transport="a"), origin=origin, group=longest[::-1])
+        by_sql = "SELECT sidings.enqueue('ride', '{}', origin => $1, \"group\" => $2)"  # to which any text is an origin
+        await connection.execute(by_sql, longest, longest[::-1])
+    assert await value(database, "SELECT count(*) FROM sidings.job") == 2
 
 
 async def test_a_type_that_nobody_has_declared_is_refused_by_name(database: str):

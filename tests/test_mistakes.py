@@ -296,6 +296,10 @@ def test_what_another_decorator_has_made_of_a_handler_is_told_by_its_name(declar
         (lambda _: Service("test", prometheus="9090"), "prometheus= is a str: give a CollectorRegistry"),  # type: ignore[arg-type]
         (lambda _: StaticAssignment(None), "give at least one origin"),  # type: ignore[arg-type]
         (lambda _: StaticAssignment([0]), "give at least one origin"),  # type: ignore[list-item]
+        (
+            lambda _: StaticAssignment(["a/0", "orders"]),
+            r"StaticAssignment\(\['orders'\]\): give 'topic/partition', such",
+        ),
         (lambda service: service.job(name="a\0b")(a_job), r"name='a\\x00b' holds a control character"),
         (lambda service: service.job(name="a\x1fb")(a_job), r"name='a\\x1fb' holds a control character"),
         (lambda service: service.job(name="a\ud800")(a_job), r"name='a\\ud800' holds half a character"),
@@ -706,6 +710,12 @@ def test_a_variable_of_a_table_that_is_not_read_is_told_of(monkeypatch, caplog):
         ({"delay": -5}, "delay=-5: give seconds between"),
         ({"group": 5}, "group=5 is no text: give a str"),
         ({"origin": 5}, "origin=5 is no text: give a str"),
+        *(
+            ({"origin": wrong}, f"origin='{wrong}': give 'topic/partition', as of service.origin_for.key, 'positions'.")
+            for wrong in ("positions", "positions/", "positions/x", "positions/-1", "positions/01", "positions/²", "/3")
+        ),
+        ({"origin": " positions/3"}, "origin=' positions/3': give 'topic/partition'"),
+        ({"origin": "positions/3\n"}, r"origin='positions/3\\n': give 'topic/partition'"),
         ({"unique_key": 5}, "unique_key=5 is no text: give a str"),
         ({"priority": "1"}, "priority='1': give a whole number"),
         ({"headers": {"a": 1}}, "headers: 'a'=1: give texts"),

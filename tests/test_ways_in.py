@@ -93,7 +93,7 @@ async def test_every_way_stores_what_asyncpg_stores(database: str, name: str):
         async with opened(one, database) as way:
             await way.begin()
             await way.enqueue(ride, Ride(transport=odd, number=7), origin="t/3", group=group, priority=-5)
-            await way.enqueue(ride, Ride(transport="a"), origin=odd[:-1], headers={"correlation_id": odd[:-1]})
+            await way.enqueue(ride, Ride(transport="a"), origin="t/3", headers={"correlation_id": odd[:-1]})
             await way.enqueue(ride, Ride(transport="b"), origin="t/3", run_at=run_at)
             await way.enqueue(alone, Ride(transport=odd), origin="t/4")
             rides = [Ride(transport=group), Ride(transport="c", number=3)]
