@@ -323,6 +323,47 @@ async def test_a_job_gets_no_number_that_has_been_anothers_where_two_services_be
     assert await value(database, "SELECT type FROM sidings.job") == "bill"
 
 
+LATEST = """INSERT INTO {}.job (id, type, origin, "group", policy, attempt, payload) OVERRIDING SYSTEM VALUE
+            SELECT id, type, 'o/0', 'a', 1, attempt, to_json(n)
+            FROM unnest($1::int[], $2::text[], $3::int[]) WITH ORDINALITY u (id, type, attempt, n) ORDER BY n DESC"""
+
+
+async def numbered(connection: asyncpg.Connection, schema: str, type: str, **numbers: int) -> None:
+    """Jobs of one group of policy latest, in this order, which the table has the other way round. t…: it was tried."""
+    tried = [2 if name.startswith("t") else 1 for name in numbers]
+    await connection.execute(LATEST.format(schema), [*numbers.values()], [type] * len(numbers), tried)
+    query = "SELECT setval($1::text::regclass, greatest($2, nextval($1::text::regclass)))"
+    await connection.execute(query, f"{schema}.job_id_seq", max(numbers.values()))
+
+
+@pytest.mark.parametrize(
+    ("tell", "bill"),
+    [
+        ({"first": 100}, {"older": 90, "newer": 200}),
+        ({"first": 100}, {"older": 90, "newer": 95}),
+        ({"first": 100}, {"older": 90, "tried": 200, "newer": 210}),
+        ({"older": 3, "newer": 5, "newest": 6}, {"tried": 5}),
+        ({"older": 3, "tried": 4, "newer": 5, "newest": 6}, {"tried": 5}),
+    ],
+    ids=["some of them", "all of them", "one is older than a tried one", "of the other one", "of it, one was tried"],
+)
+async def test_jobs_are_numbered_in_their_order_where_two_services_become_one(
+    database: str, tell: dict[str, int], bill: dict[str, int]
+) -> None:
+    """The largest number is the newest one's. Only a part of them got new ones, so the newest state was superseded."""
+    await migrate(database, service="billing", schema="billing")
+    async with connected(database) as connection:
+        await numbered(connection, "sidings", "tell", **tell)
+        await numbered(connection, "billing", "bill", **bill)
+        await perform(database, "Two services become one")
+        for type, jobs in (("tell", tell), ("bill", bill)):
+            query = "SELECT id, payload::text::int - 1 AS n FROM sidings.job WHERE type = $1 ORDER BY id"
+            found = await connection.fetch(query, type)
+            assert [row["n"] for row in found] == [*range(len(jobs))]
+            tried = [n for n, name in enumerate(jobs) if name.startswith("t")]
+            assert [found[n]["id"] for n in tried] == [[*jobs.values()][n] for n in tried]
+
+
 async def test_no_two_jobs_have_one_position_where_two_services_become_one_and_their_order_stays(database):
     """Each schema numbers its own. Of two jobs at one position a read that ends between them passes one over, and later
     ones of its group ran before it."""
