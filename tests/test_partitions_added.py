@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
@@ -13,6 +13,7 @@ from sidings import Job, Message, PostgresSettings, Registry, Transaction
 from sidings.executor import now
 from sidings.jobs.context import current_work
 from sidings.kafka import Topics, partition_for
+from sidings.kafka.message import StoredMessage, group_of_key
 from sidings.kafka.parking import Parking
 from sidings.kafka.partition import Item, Partition
 from sidings.kafka.topics import _Topic as TopicRow
@@ -343,6 +344,26 @@ async def test_a_job_that_is_requeued_goes_where_its_group_is(grown):
     await store(grown, a_type(), KEY, after(KEY))
     await fetch(grown, "SELECT sidings.requeue_job(7, 'somebody')")
     assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [after(KEY)]
+
+
+async def test_a_message_that_is_requeued_goes_where_its_group_is_though_its_key_is_no_text(grown):
+    """Of such a key the group has the hash alone, by whose partitions it was looked for: two of the key ran at once."""
+    keys = [bytes([255, n]) for n in range(100)]
+    key = next(key for key in keys if partition_for(key, OLD) != partition_for(key, NEW))
+    there, here = (f"positions/{partition_for(key, count)}" for count in (NEW, OLD))
+    sent = SimpleNamespace(topic="positions", partition=0, offset=7, timestamp=1, key=key, value=None, headers=[])
+    payload = StoredMessage.of(cast("Any", sent), "ValueError: a\0b", None).model_dump_json()
+    await fetch(
+        grown,
+        """INSERT INTO sidings.job_history (job_id, type, origin, "group", attempt, outcome, priority, payload,
+                                            finished_at, enqueued_at, executor, epoch)
+           VALUES (7, 'message:positions', $1, $2, 1, 'discarded', 0, $3, now(), now(), gen_random_uuid(), 1)""",
+        *(here, group_of_key(key), payload),
+    )
+    messages = load_sql("sidings.kafka", "store_messages")
+    await fetch(grown, messages, "message:positions", [there], [group_of_key(key)], [None], ["{}"], [None], [key])
+    await fetch(grown, "SELECT sidings.requeue_job(7, 'somebody')")
+    assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [there]
 
 
 async def test_a_reset_spares_a_message_of_another_partition_that_waits_in_its_origin(grown):
