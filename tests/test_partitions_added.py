@@ -366,6 +366,29 @@ async def test_a_message_that_is_requeued_goes_where_its_group_is_though_its_key
     assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [there]
 
 
+@pytest.mark.parametrize("per", ["origin", "origin, once per service", "service, once per origin"])
+async def test_a_tick_of_an_origin_that_is_requeued_comes_back_there(grown, per):
+    """Its type passed for a key, so it was drawn into another origin, where the job's name had another tick."""
+    places = [before(KEY), after(KEY)]
+    seen = dict.fromkeys(places, "0 s")
+    if per != "origin":  # with what is left from before
+        seen |= {"": "-1 hour" if per.startswith("origin") else "1 hour"}
+    for origin, ago in seen.items():
+        row = "(name, schedule, origin, job_origin, seen_at) VALUES ($1, 'daily', $2, $3, now() + $4::text::interval)"
+        await fetch(grown, f"INSERT INTO sidings.periodic {row}", KEY, origin, origin or "positions/9", ago)
+    for number, origin in enumerate(places, 1000):
+        await fetch(
+            grown,
+            """INSERT INTO sidings.job_history (job_id, type, origin, "group", attempt, outcome, priority, payload,
+                                                finished_at, enqueued_at, executor, epoch)
+               VALUES ($1, $2, $3, $2, 1, 'discarded', 0, '{}', now(), now(), gen_random_uuid(), 1)""",
+            *(number, KEY, origin),
+        )
+        await fetch(grown, "SELECT sidings.requeue_job($1, 'somebody')", number)
+    found = await value(grown, "SELECT array_agg(origin ORDER BY id) FROM sidings.job")
+    assert found == (["positions/9"] * 2 if per.startswith("service") else places)
+
+
 async def test_a_reset_spares_a_message_of_another_partition_that_waits_in_its_origin(grown):
     """It would not be delivered again."""
     async with connected(grown) as connection:

@@ -62,8 +62,10 @@ async def test_the_next_ticks_follow_one_that_is_released_while_no_other_is_ther
 
 @pytest.mark.parametrize("act", ["release", "each"])
 async def test_a_tick_of_an_origin_stays_there_when_it_is_released(database: str, admin: Admin, act: str) -> None:
-    """Of a job per origin, whose other ticks are in other origins."""
+    """Of a job per origin, whose other ticks are in other origins; it was one per service before."""
     held = await a_held_tick(database)
+    before = "(name, schedule, job_origin, seen_at) VALUES ('report', 'daily', 's/9', now() - interval '1 hour')"
+    await fetch(database, f"INSERT INTO sidings.periodic {before}")
     for origin in ("s/9", "t/0", "t/9"):
         columns = "(name, schedule, origin, job_origin) VALUES ('report', 'daily', $1, $1)"
         await fetch(database, f"INSERT INTO sidings.periodic {columns}", origin)

@@ -9,7 +9,29 @@ LANGUAGE sql STABLE AS $$
     SELECT decode(replace(its_payload::text, '\u0000', '\u0020')::json ->> 'key', 'base64') WHERE its_type LIKE 'message:%'
 $$;
 
--- As before, but where partitions were added a message goes by its own key: if that is no text, its group is a hash of it.
+-- As before, but where a periodic job is one per origin, a tick stays in its own, whatever row is left from when it was one per
+-- service: of the two the one that was seen last is in force.
+CREATE OR REPLACE FUNCTION sidings.origin_of_released(its_type text, its_origin text) RETURNS text
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
+DECLARE
+    place text;
+    seen  timestamptz;
+BEGIN
+    SELECT p.job_origin, p.seen_at INTO place, seen FROM sidings.periodic p WHERE p.name = its_type AND p.origin = '' FOR UPDATE;
+    IF place IS NULL OR place = its_origin
+       OR EXISTS (SELECT FROM sidings.periodic p WHERE p.name = its_type AND p.origin = its_origin AND p.seen_at > seen) THEN
+        RETURN its_origin;
+    ELSIF EXISTS (SELECT FROM sidings.job j
+                  WHERE j.origin = place AND j."group" = its_type AND j.type = its_type AND j.held IS NULL) THEN
+        PERFORM sidings.announce(place);
+        RETURN place;
+    END IF;
+    UPDATE sidings.periodic p SET job_origin = its_origin WHERE p.name = its_type AND p.origin = '';
+    RETURN its_origin;
+END $$;
+
+-- As before, but where partitions were added a message goes by its own key: if that is no text, its group is a hash of it. And
+-- a tick of a job per origin comes back in its own: the job's name passed for a key.
 CREATE OR REPLACE FUNCTION sidings.requeue_job(
     job bigint, actor text, reason text DEFAULT NULL, force boolean DEFAULT false, finished_at timestamptz DEFAULT NULL)
 RETURNS bigint
@@ -64,8 +86,9 @@ BEGIN
             HINT = 'Requeued, it would take effect twice, now behind what is newer of its key. Leave it; force => true requeues it '
                    'all the same.';
     END IF;
-    -- Where partitions were added, its group may be elsewhere; a tick goes where the other ticks of its type are.
-    old.origin := coalesce((SELECT p.job_origin FROM sidings.periodic p WHERE p.name = old.type AND p.origin = ''),
+    -- A tick goes where the other ticks of its type are; where partitions were added, the group of others may be elsewhere.
+    old.origin := coalesce((SELECT CASE p.origin WHEN '' THEN p.job_origin ELSE p.origin END FROM sidings.periodic p
+                            WHERE p.name = old.type AND p.origin IN ('', old.origin) ORDER BY p.seen_at DESC LIMIT 1),
                            sidings.place(old.origin, old."group", sidings.key_of(old.type, old.payload)));
     PERFORM sidings.stay_origin(old.origin);
     -- Where its origin was emptied by a move, and nobody has held it since, it follows the others of its group: with each move that came
