@@ -61,6 +61,70 @@ async def test_the_next_ticks_follow_one_that_is_released_while_no_other_is_ther
 
 
 @pytest.mark.parametrize("act", ["release", "each"])
+@pytest.mark.parametrize("where", ["nobody has it", "its lease has run out", "it is paused"])
+async def test_a_tick_is_released_to_where_ticks_run_if_nothing_runs_where_it_was_held(
+    database: str, admin: Admin, where: str, act: str
+) -> None:
+    """The next ones followed it, and waited behind it for good."""
+    held, since = await a_held_tick(database), datetime(2026, 1, 1, tzinfo=UTC)
+    await a_holder(database, "t/1")
+    if where != "nobody has it":
+        await a_holder(database, "t/0", lease="1 hour" if where == "it is paused" else "-1 hour")
+    if where == "it is paused":
+        await admin.pause(origin="t/0", reason="away")
+    insert = "INSERT INTO sidings.periodic (name, schedule, since, job_origin) VALUES ('report', 'daily', $1, 't/1')"
+    await fetch(database, insert, since)
+    if act == "release":
+        await admin.release(held)
+    else:
+        assert [done.error async for done in admin.each("release", [held])] == [None]
+    job = await the_job(database, held)
+    assert job is not None
+    assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/1"
+    fire = load_sql("sidings.executor", "fire_service")
+    its = ("report", "daily", since, None, since, None, True, ["{}"])
+    assert [row["fired"] for row in await fetch(database, fire, *its)] == [None]
+    await fetch(database, "DELETE FROM sidings.job")
+    assert [row["fired"] for row in await fetch(database, fire, *its)] == ["t/1"]
+
+
+@pytest.mark.parametrize("where", ["nobody has either", "both are paused", "it is the only one"])
+async def test_else_the_next_ticks_follow_one_that_is_released(database: str, admin: Admin, where: str) -> None:
+    held = await a_held_tick(database)
+    if where == "both are paused":
+        await a_holder(database, "t/0", "t/1")
+        for origin in ("t/0", "t/1"):
+            await admin.pause(origin=origin, reason="away")
+    elif where == "it is the only one":
+        await a_holder(database, "t/0")
+    await fetch(database, "INSERT INTO sidings.periodic (name, schedule, job_origin) VALUES ('report', 'daily', 't/1')")
+    await admin.release(held)
+    job = await the_job(database, held)
+    assert job is not None
+    assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/0"
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["nobody has it", "it is paused"])
+@pytest.mark.parametrize("waits", [False, True], ids=["no other tick", "behind another tick"])
+async def test_a_tick_is_requeued_where_it_was_if_nothing_runs_where_ticks_are(
+    database: str, admin: Admin, paused: bool, waits: bool
+) -> None:
+    """The next ones, which would have gone elsewhere, waited behind it for good."""
+    ended = await a_job(database, origin="t/1", group="report", type="'report'")
+    await a_holder(database, "t/1", *["t/0"] * paused)
+    await admin.discard(ended)
+    if paused:
+        await admin.pause(origin="t/0", reason="away")
+    await fetch(database, "INSERT INTO sidings.periodic (name, schedule, job_origin) VALUES ('report', 'daily', 't/0')")
+    if waits:
+        await a_job(database, origin="t/0", group="report", type="'report'")
+    job = await the_job(database, await admin.requeue(ended))
+    assert job is not None
+    there = "t/0" if waits else "t/1"
+    assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == there
+
+
+@pytest.mark.parametrize("act", ["release", "each"])
 async def test_a_tick_of_an_origin_stays_there_when_it_is_released(database: str, admin: Admin, act: str) -> None:
     """Of a job per origin, whose other ticks are in other origins; it was one per service before."""
     held = await a_held_tick(database)

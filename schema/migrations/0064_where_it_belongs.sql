@@ -1,7 +1,7 @@
 -- runs with 0051
 --
--- What is requeued goes where its group is, or its ticks are. Each function is written out once more; what has changed stands
--- above it.
+-- What is requeued or released goes where its group is, or its ticks are, and run. Each function is written out once more; what
+-- has changed stands above it.
 
 -- The key of the message that a job's payload is; null for other jobs. For the replacement see sidings.stored_messages.
 CREATE FUNCTION sidings.key_of(its_type text, its_payload json) RETURNS bytea
@@ -9,8 +9,18 @@ LANGUAGE sql STABLE AS $$
     SELECT decode(replace(its_payload::text, '\u0000', '\u0020')::json ->> 'key', 'base64') WHERE its_type LIKE 'message:%'
 $$;
 
--- As before, but where a periodic job is one per origin, a tick stays in its own, whatever row is left from when it was one per
--- service: of the two the one that was seen last is in force.
+-- The first of these origins that an executor has leased and nobody has paused; null: none is. Plan: origin_pkey, executor_pkey.
+CREATE FUNCTION sidings.running_origin(origins text[]) RETURNS text
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+    SELECT o.origin FROM sidings.origin o JOIN sidings.executor e ON e.id = o.owner
+    WHERE o.origin = ANY (origins) AND o.lease_until > clock_timestamp()
+      AND NOT EXISTS (SELECT FROM sidings.pause p WHERE p.kind = 'origin' AND p.origin = o.origin)
+    ORDER BY array_position(origins, o.origin) LIMIT 1
+$$;
+
+-- As before, but if nothing runs in `its_origin`, and the ticks are where something does, it goes there: the next ones would
+-- follow it, and wait behind it. And where a periodic job is one per origin, a tick stays in its own, whatever row is left from
+-- when it was one per service: of the two the one that was seen last is in force.
 CREATE OR REPLACE FUNCTION sidings.origin_of_released(its_type text, its_origin text) RETURNS text
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
 DECLARE
@@ -22,7 +32,8 @@ BEGIN
        OR EXISTS (SELECT FROM sidings.periodic p WHERE p.name = its_type AND p.origin = its_origin AND p.seen_at > seen) THEN
         RETURN its_origin;
     ELSIF EXISTS (SELECT FROM sidings.job j
-                  WHERE j.origin = place AND j."group" = its_type AND j.type = its_type AND j.held IS NULL) THEN
+                  WHERE j.origin = place AND j."group" = its_type AND j.type = its_type AND j.held IS NULL)
+          OR place = sidings.running_origin(ARRAY[its_origin, place]) THEN
         PERFORM sidings.announce(place);
         RETURN place;
     END IF;
@@ -31,7 +42,8 @@ BEGIN
 END $$;
 
 -- As before, but where partitions were added a message goes by its own key: if that is no text, its group is a hash of it. And
--- a tick of a job per origin comes back in its own: the job's name passed for a key.
+-- a tick of a job per origin comes back in its own: the job's name passed for a key. One per service comes back where it was,
+-- if nothing runs where its ticks are, and no other waits there.
 CREATE OR REPLACE FUNCTION sidings.requeue_job(
     job bigint, actor text, reason text DEFAULT NULL, force boolean DEFAULT false, finished_at timestamptz DEFAULT NULL)
 RETURNS bigint
@@ -87,7 +99,9 @@ BEGIN
                    'all the same.';
     END IF;
     -- A tick goes where the other ticks of its type are; where partitions were added, the group of others may be elsewhere.
-    old.origin := coalesce((SELECT CASE p.origin WHEN '' THEN p.job_origin ELSE p.origin END FROM sidings.periodic p
+    old.origin := coalesce((SELECT CASE p.origin WHEN '' THEN coalesce(sidings.running_origin(ARRAY[p.job_origin, old.origin]), p.job_origin)
+                                   ELSE p.origin END
+                            FROM sidings.periodic p
                             WHERE p.name = old.type AND p.origin IN ('', old.origin) ORDER BY p.seen_at DESC LIMIT 1),
                            sidings.place(old.origin, old."group", sidings.key_of(old.type, old.payload)));
     PERFORM sidings.stay_origin(old.origin);
