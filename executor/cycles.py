@@ -218,12 +218,12 @@ class CycleLoop:
         """What nobody waits for: metrics, and whether the reader should read."""
         if self._scheduler.hungry or self._scheduler.crowded or self._scheduler.memory.low():
             self._on_hungry()
-        for seconds in self._took:
+        took, self._took = self._took, []
+        for seconds in took:
             self._metrics.cycle_seconds.observe(seconds)
-        self._took.clear()
-        for finished in self._uncounted:
+        uncounted, self._uncounted = self._uncounted, []
+        for finished in uncounted:
             self._metrics.record(finished)
-        self._uncounted.clear()
 
     async def _wait(self) -> None:
         if self._flights:

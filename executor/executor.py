@@ -216,9 +216,8 @@ class Executor:
         self._there_are(jobs)
 
     def _there_are(self, jobs: Mapping[str, Sequence[int]]) -> None:
-        if jobs and not any(origin in self.scheduler.origins for origin in jobs):
-            return
-        if not self.cycles.expect(jobs):
+        held = {origin: ids for origin, ids in jobs.items() if origin in self.scheduler.origins}
+        if (held or not jobs) and not self.cycles.expect(held):
             self.reader.wake()
 
     # -- life -------------------------------------------------------------------------------------------------------

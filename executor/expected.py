@@ -83,7 +83,9 @@ class Expected:
         found, time = 0, now()
         for row in rows:
             job = self._named.get(row["id"])
-            if job is not None and job.origin.name == row["origin"] and self._holds(job):
+            if job is None or job.origin.name != row["origin"] or not self._holds(job):
+                continue
+            if self._scheduler.knows_type(row["type"]):  # else the read that follows tells of it
                 self._scheduler.insert(_entry(row, job.origin), time)
                 found += self._scheduler.knows(row["id"])
         return found == len(ids)
@@ -113,6 +115,8 @@ def _entry(row: asyncpg.Record, origin: OriginQueue) -> Entry:
         row["type"],
         row["group"],
         row["position"],
+        priority=row["priority"],
+        policy=row["policy"],
         enqueued=row["enqueued_at"],
         headers=row["headers"],
         payload=row["payload"],

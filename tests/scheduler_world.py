@@ -188,12 +188,14 @@ class Database:
         """`name_and_read.sql`."""
         found = [] if self.pauses else [row for id in ids if (row := self.rows.get(id)) is not None]
         return [
-            {name: getattr(row, name) for name in ("id", "type", "group", "position", "origin")}
+            {name: getattr(row, name) for name in ("id", "type", "group", "position", "origin", "priority", "policy")}
             | {"enqueued_at": 0.0, "headers": None, "payload": "x" * row.size}
             for row in found
             if row.position is not None and row.run_at is None and row.size <= 10
-            if (row.attempt, row.failures, row.losses, row.priority, row.policy) == (1, 0, 0, 0, 0)
-            if row.group is None or not any(self._stands_before(other, row) for other in self.rows.values())
+            if (row.attempt, row.failures, row.losses) == (1, 0, 0) and row.policy != LATEST
+            if row.group is None
+            or row.policy == PARALLEL
+            or not any(self._stands_before(other, row) for other in self.rows.values())
         ]
 
     @staticmethod

@@ -18,6 +18,7 @@ from sidings.executor.planning import Plan, Planner
 from sidings.executor.queues import Entry, Lane
 from sidings.executor.scheduler import Scheduler
 from sidings.jobs import Job, Registry, Retry, Transaction
+from sidings.jobs.job_type import PolicyName
 from sidings.jobs.transaction import note_jobs
 from sidings.schema import load_sql
 from tenacity import wait_none
@@ -76,10 +77,53 @@ async def test_a_job_that_comes_alone_is_brought_by_the_cycle_that_names_it(data
         assert await jobs_left(database) == 0
 
 
+@pytest.mark.parametrize("policy", ["serial", "parallel"])
+async def test_a_cycle_brings_priorities_and_parallel_jobs_and_minds_no_other_origins(
+    database: str, reads: list[float], policy: PolicyName
+):
+    registry, started = Registry(), asyncio.Queue[tuple[int, int]]()
+
+    @registry.job(group="transport", policy=policy)
+    async def ride(job: Job[Ride]) -> None:
+        started.put_nowait((job.payload.number, job.priority))
+        await asyncio.Event().wait() if job.payload.number == 1 else None
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        before = len(reads)
+        for number in (1, 2) if policy == "parallel" else (3,):
+            [id] = await enqueue(database, ride, [Ride(transport="a", number=number)], priority=7)
+            [other] = await enqueue(database, ride, [Ride(transport="b", number=9)], origin="elsewhere/0")
+            executor.committed({"elsewhere/0": [other], ORIGIN: [id]})
+            async with asyncio.timeout(20):
+                assert await started.get() == (number, 7)
+            await executor.cycles.barrier()
+        assert len(reads) == before
+        executor.committed({"elsewhere/0": [other]})
+        await executor.cycles.barrier()
+        assert len(reads) == before
+
+
+async def test_a_job_of_a_type_that_nobody_knows_counts_once(database: str, reads: list[float]):
+    registry = Registry()
+
+    @Registry().job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        before = len(reads)
+        [id] = await enqueue(database, ride, [Ride()])
+        executor.committed({ORIGIN: [id]})
+        await eventually(lambda: len(reads) > before and not executor.reader.busy_seconds())
+        await eventually(lambda: executor.scheduler.unknown)
+        assert executor.scheduler.unknown == {"ride": 1}
+
+
 async def test_a_job_that_has_been_named_starts_as_soon_as_it_is_read(database: str, monkeypatch: pytest.MonkeyPatch):
     registry, started = Registry(), asyncio.Queue[int]()
 
-    @registry.job()
+    @registry.job(group="transport", policy="latest")
     async def ride(job: Job[Ride]) -> None:
         started.put_nowait(executor.cycles._cycle)
 
@@ -88,7 +132,9 @@ async def test_a_job_that_has_been_named_starts_as_soon_as_it_is_read(database: 
         await idle(executor)
         with monkeypatch.context() as without_reads:
             without_reads.setattr(reader, "wake", lambda: None)
-            [id] = await enqueue(database, ride, [Ride()], priority=1)  # which a cycle does not bring
+            [id] = await enqueue(
+                database, ride, [Ride(transport="a")]
+            )  # of policy latest, which a cycle does not bring
             executor.committed({ORIGIN: [id]})
             await eventually(lambda: naming(connection, [id]), "the job is named")
             assert started.empty()
@@ -100,23 +146,23 @@ async def test_a_job_that_has_been_named_starts_as_soon_as_it_is_read(database: 
 
 
 @pytest.mark.parametrize(
-    ("how", "size"),
-    [({"priority": 3}, 1), ({}, 9_000), ({}, 90_000)],
-    ids=["of another priority", "large", "so large that it is compressed"],
+    ("policy", "size"),
+    [("latest", 1), ("serial", 9_000), ("serial", 90_000)],
+    ids=["of policy latest", "large", "so large that it is compressed"],
 )
 async def test_what_the_cycle_does_not_bring_a_read_does(
-    database: str, reads: list[float], how: dict[str, Any], size: int
+    database: str, reads: list[float], policy: PolicyName, size: int
 ):
     registry, started = Registry(), asyncio.Queue[Job[Note]]()
 
-    @registry.job()
+    @registry.job(group=lambda note: "a", policy=policy)
     async def note(job: Job[Note]) -> None:
         started.put_nowait(job)
 
     async with running(database, registry, poll_seconds=3_600) as executor:
         await idle(executor)
         before, text = len(reads), "".join(random.choices("abcdefgh", k=size))
-        [id] = await enqueue(database, note, [Note(text=text)], **how)
+        [id] = await enqueue(database, note, [Note(text=text)])
         executor.committed({ORIGIN: [id]})
         async with asyncio.timeout(20):
             job = await started.get()
@@ -270,6 +316,7 @@ def test_what_memory_does_not_take_in_was_not_brought():
     assert expected.tell({"t/0": [1, 2]}, 5)
     expected.acknowledged(expected.sending())
     row = {"id": 1, "type": "ride", "origin": "t/0", "position": 9, "enqueued_at": 0.0, "headers": None, "payload": "1"}
+    row |= {"priority": 0, "policy": 0}
     assert not expected.read([1], [row | {"group": "a"}])  # type: ignore[list-item]
     assert not expected.read([1, 2], [row | {"group": "b"}])  # type: ignore[list-item]
     assert expected.read([1], [row | {"group": "b"}])  # type: ignore[list-item]

@@ -96,7 +96,7 @@ class Server:
     def found(self, ids: set[int]) -> list[dict[str, Any]]:
         """The jobs of these that are committed, each the first of its group."""
         first = [id for id in sorted(ids & self.jobs) if not _before(id, self.jobs)]
-        fixed = {"type": "known", "enqueued_at": 0.0, "headers": None, "payload": None}
+        fixed = {"type": "known", "enqueued_at": 0.0, "headers": None, "payload": None, "priority": 0, "policy": 0}
         return [fixed | {"id": id, "position": id, "group": _group(id), "origin": _origin(id)} for id in first]
 
     def disown(self, _: object) -> dict[str, Any]:
