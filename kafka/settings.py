@@ -114,8 +114,8 @@ class KafkaSettings(Settings):
             )
         for name in ("cafile", "certfile", "keyfile"):
             path: Path | None = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ConfigurationError(f"{name}={str(path)!r} is no file")
+            if path is not None and (why := _why_no_file(path)):
+                raise ConfigurationError(f"{name}={why}")
 
     def _check_security(self) -> None:
         """Refuse what would not be used: else whoever forgets `security_protocol` connects in plain text."""
@@ -231,6 +231,16 @@ class _Tokens(AbstractTokenProvider):
             return self._provider.extensions()
         except Exception as error:
             raise KafkaConnectionError(f"sasl_oauth_token_provider gave no extensions: {error!r}") from error
+
+
+def _why_no_file(path: Path) -> str | None:
+    text = str(path)
+    if "-----BEGIN" in text or "\n" in text or "\r" in text:  # which no error may show
+        return " holds a certificate or key itself: give the path of a file with it"
+    try:
+        return None if path.is_file() else f"{text!r} is no file"
+    except OSError as error:  # it may be too long for a name, and no name
+        return f" cannot be looked at as a file: {error.strerror}"
 
 
 def _ms(seconds: float) -> int:

@@ -639,6 +639,29 @@ def test_what_only_the_whole_finds_wrong_is_told_by_the_variable_too(given, text
         Service.from_env("test", prometheus=CollectorRegistry(), **in_code)
 
 
+@pytest.mark.parametrize("lines", [2, 30])  # the second is too long for a file's name
+@pytest.mark.parametrize("name", ["CAFILE", "CERTFILE", "KEYFILE"])
+def test_a_key_in_place_of_its_files_name_is_shown_by_no_error(name, lines, monkeypatch, tmp_path):
+    (tmp_path / "pem").touch()
+    secret = "geheim/" + "x" * 57
+    key = "\n".join(["-----BEGIN PRIVATE KEY-----", *[secret] * lines, "-----END PRIVATE KEY-----\n"])
+    monkeypatch.setenv("SIDINGS_KAFKA", KAFKA)
+    monkeypatch.setenv("SIDINGS_KAFKA_SECURITY_PROTOCOL", "SSL")
+    monkeypatch.setenv("SIDINGS_KAFKA_CERTFILE", str(tmp_path / "pem"))
+    for value, text in (
+        (key, "holds a certificate or key itself: give the path of a file with it"),
+        ("geheim" * 50, "cannot be looked at as a file: File name too long"),
+    ):
+        monkeypatch.setenv(f"SIDINGS_KAFKA_{name}", value)
+        told_text = f"^environment: SIDINGS_KAFKA_{name}: {name.lower()}= {text}$"
+        with pytest.raises(ConfigurationError, match=told_text) as told:
+            Service.from_env("test", postgres=POSTGRES, prometheus=CollectorRegistry())
+        error: BaseException | None = told.value
+        while error is not None:
+            assert "geheim" not in "".join(format_exception(error))
+            error = error.__context__
+
+
 def test_an_argument_that_wins_over_the_environment_is_not_called_a_variable(monkeypatch):
     monkeypatch.setenv("SIDINGS_HTTP", "80a")
     monkeypatch.setenv("SIDINGS_KAFKA", KAFKA)
