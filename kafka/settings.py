@@ -125,13 +125,13 @@ class KafkaSettings(Settings):
         mechanism = [] if self.sasl_mechanism == "PLAIN" else ["sasl_mechanism"]
         files = self._given("cafile", "certfile", "keyfile", "keyfile_password")
         for given, used, remedy in (
-            ([*passwords, *providers, *mechanism], sasl, "'SASL_SSL'"),
+            ([*passwords, *providers, *mechanism], sasl, "'SASL_SSL' or 'SASL_PLAINTEXT'"),
             ([*files, *self._given("ssl_context")], self.tls, "'SSL' or 'SASL_SSL'"),
         ):
             if given and not used:
                 raise ConfigurationError(
                     f"{given[0]}= is given, but security_protocol={self.security_protocol!r} does not use it: give "
-                    f"security_protocol={remedy}"
+                    f"security_protocol={remedy}, or leave it out"
                 )
         if providers and self.sasl_mechanism != "OAUTHBEARER":
             raise ConfigurationError(
@@ -159,7 +159,9 @@ class KafkaSettings(Settings):
                 f"ssl_context= is used as it is, without {files[0]}=: load that into it, or leave out one of the two"
             )
         if (keys := self._given("keyfile", "keyfile_password")) and self.certfile is None:
-            raise ConfigurationError(f"{keys[0]}= is given without certfile=: give the certificate as well")
+            raise ConfigurationError(
+                f"{keys[0]}= is given without certfile=: give the certificate as well, or leave it out"
+            )
 
     def _given(self, *fields: str) -> list[str]:
         return [field for field in fields if getattr(self, field) is not None]
