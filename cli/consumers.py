@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..kafka import KafkaSettings, ResetTo
 
-__all__ = ["app", "offsets_table"]
+__all__ = ["app", "kafka_settings", "offsets_table"]
 
 app = group("Consumers: stored offsets, and moving them.")
 
@@ -61,7 +61,7 @@ async def reset(
     from ..kafka import reset_offsets
     from ..kafka.reset import handled_statelessly
 
-    settings = _kafka(kafka)
+    settings = kafka_settings(kafka)
     where = _place(to, session)
     if isinstance(where, int) and len(partition or ()) != 1:
         raise ConfigurationError(f"--to {to} is an offset of one partition: give one --partition")
@@ -115,14 +115,14 @@ async def _those_of_kafka(settings: "KafkaSettings", topic: str, stored: set[int
     return there
 
 
-def _kafka(bootstrap: str | None) -> "KafkaSettings":
+def kafka_settings(bootstrap: str | None) -> "KafkaSettings":
     """What the option says, else the environment, as for ``Service.from_env``."""
     from ..kafka import KafkaSettings
     from ..kafka.environment import environment
 
     if not bootstrap:
         raise ConfigurationError("no Kafka is named: give --kafka host:port, or set SIDINGS_KAFKA")
-    given = environment().get("kafka")
+    given = environment(without=("postgres", "executor")).get("kafka")
     if isinstance(given, KafkaSettings) and given.bootstrap == bootstrap:
         return given
     return KafkaSettings(bootstrap=bootstrap)

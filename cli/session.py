@@ -137,7 +137,7 @@ def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings"
     if any(variable.upper().startswith("SIDINGS_POSTGRES_") for variable in os.environ):
         from ..kafka.environment import environment
 
-        given = environment().get("postgres")
+        given = environment(without=("kafka", "executor")).get("postgres")
         if isinstance(given, PostgresSettings) and given.dsn == dsn:
             return given.model_copy(update={"schema_name": name})
     return PostgresSettings(dsn=dsn, schema_name=name)

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
@@ -66,19 +66,19 @@ class _Executor(_Filled, ExecutorSettings):  # pyright: ignore[reportIncompatibl
 _TABLES: dict[str, type[_Filled]] = {"postgres": _Postgres, "kafka": _Kafka, "executor": _Executor}
 
 
-def environment() -> dict[str, Any]:
-    """The arguments of `Service` that the environment gives, also for commands that need only some of them.
+def environment(without: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments of `Service` that the environment gives.
 
-    Raises `ConfigurationError`.
+    without: the tables that are not read, whatever is wrong in them: where code gives the argument, and for commands
+    that need only some. Raises `ConfigurationError`.
     """
     given: dict[str, Any] = {}
-    if os.environ.get("SIDINGS_POSTGRES"):
-        given["postgres"] = _filled(_Postgres)
-    if os.environ.get("SIDINGS_KAFKA"):
-        given["kafka"] = _filled(_Kafka)
+    for argument, settings in _TABLES.items():
+        variable = ARGUMENTS.get(argument)
+        if argument not in without and (variable is None or os.environ.get(variable)):
+            given[argument] = _filled(settings)
     if schema := os.environ.get("SIDINGS_SCHEMA"):
         given["schema"] = schema
-    given["executor"] = _filled(_Executor)
     if http := os.environ.get("SIDINGS_HTTP"):
         given["http"] = http
     if topics := os.environ.get("SIDINGS_TOPICS"):
@@ -103,7 +103,7 @@ def told_by_variables(variables: Mapping[str, str]) -> Generator[None]:
 def _filled(settings: type[_Filled]) -> BaseSettings:
     variables = {field: settings.named(field) for field in settings.model_fields if field not in _IN_CODE}
     try:
-        with told_by_variables(ARGUMENTS | variables):
+        with told_by_variables({"schema": ARGUMENTS["schema"]} | variables):
             return settings()
     except SettingsError as error:  # that it is no JSON is told before the model sees it, and only by the field
         field = str(error).partition('"')[2].partition('"')[0]

@@ -150,7 +150,8 @@ class KafkaSettings(Settings):
             )
         if self.sasl_mechanism == "OAUTHBEARER" and not providers:
             raise ConfigurationError(
-                "sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=: give one to KafkaSettings, in code"
+                "sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=, which only code can give: "
+                "kafka=KafkaSettings(..., sasl_oauth_token_provider=...)"
             )
         if self.sasl_mechanism == "GSSAPI" and find_spec("gssapi") is None:
             raise ConfigurationError("sasl_mechanism='GSSAPI' needs the gssapi library: pip install 'aiokafka[gssapi]'")

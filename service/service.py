@@ -141,7 +141,7 @@ class Service:
         Raises:
             ConfigurationError: A variable or an argument is wrong; the message names it.
         """
-        given = environment()
+        given = environment(without=overrides)
         warn_of_no_effect(overrides)
         schema, postgres = overrides.get("schema"), overrides.get("postgres")
         if schema is not None and "postgres" in given:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sidings import PostgresSettings, PostgresUnavailable
+from sidings.cli.consumers import kafka_settings
 from sidings.cli.session import open_session, postgres_settings
 from sidings.cli.status import status
 from sidings.schema import migrations
@@ -466,6 +467,22 @@ def test_the_settings_of_the_environment_are_those_of_the_database_that_it_names
     assert (found.dsn, found.schema_name, found.call_seconds) == (dsn, "own", 3)
     other = postgres_settings(f"{dsn}x", None)
     assert (other.dsn, other.schema_name, other.call_seconds) == (f"{dsn}x", "sidings", 10)
+
+
+def test_a_command_asks_for_no_settings_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch):
+    """Kubernetes sets such a variable for a Service `sidings-postgres`: Kafka's settings ended `jobs list` then."""
+    dsn = "postgresql://localhost/tracker"
+    monkeypatch.setenv("SIDINGS_POSTGRES", dsn)
+    monkeypatch.setenv("SIDINGS_POSTGRES_PORT", "tcp://10.0.0.1:5432")
+    monkeypatch.setenv("SIDINGS_KAFKA", "b:9092")
+    monkeypatch.setenv("SIDINGS_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("SIDINGS_KAFKA_SASL_MECHANISM", "OAUTHBEARER")
+    monkeypatch.setenv("SIDINGS_EXECUTOR_CONCURRENCY", "many")
+    assert postgres_settings(dsn, None).dsn == dsn
+    monkeypatch.setenv("SIDINGS_POSTGRES_CALL_SECONDS", "soon")
+    monkeypatch.setenv("SIDINGS_KAFKA_SECURITY_PROTOCOL", "PLAINTEXT")
+    monkeypatch.setenv("SIDINGS_KAFKA_SASL_MECHANISM", "PLAIN")
+    assert kafka_settings("b:9092").bootstrap == "b:9092"
 
 
 async def test_the_schema_is_made_once_its_service_is_named(empty_database: str):

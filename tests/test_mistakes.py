@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 
 import asyncpg
 import pytest
+from aiokafka.abc import AbstractTokenProvider
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, FutureDate, FutureDatetime, PastDatetime
 from sidings import (
@@ -615,7 +616,10 @@ def test_an_environment_variable_that_is_wrong_is_named_as_it_is_written(monkeyp
         ),
         (
             {"KAFKA": KAFKA, "KAFKA_SECURITY_PROTOCOL": "SASL_SSL", "KAFKA_SASL_MECHANISM": "OAUTHBEARER"},
-            "SIDINGS_KAFKA_SASL_MECHANISM: sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=: give one to ",
+            (
+                "SIDINGS_KAFKA_SASL_MECHANISM: sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=, which "
+                "only code can give: kafka=KafkaSettings(..., sasl_oauth_token_provider=...)"
+            ),
         ),
         (
             {"KAFKA": KAFKA, "KAFKA_REQUEST_SECONDS": "10"},
@@ -721,6 +725,35 @@ def test_a_variable_of_a_table_that_is_not_read_is_told_of(monkeypatch, caplog):
     assert told(kafka=None) == ["SIDINGS_POSTGRES_POOL_SIZE: no effect, as SIDINGS_POSTGRES is not set"]
     monkeypatch.setenv("SIDINGS_POSTGRES", POSTGRES)
     assert told() == []
+
+
+def test_what_is_wrong_in_a_table_that_is_not_read_ends_no_start(monkeypatch, caplog):
+    """The error asked for a token provider in code, and came again once there was one."""
+
+    def start(**overrides: Any) -> list[str]:
+        caplog.clear()
+        Service.from_env("test", prometheus=CollectorRegistry(), **overrides)
+        return [record.getMessage() for record in caplog.records]
+
+    class Tokens(AbstractTokenProvider):
+        async def token(self) -> Any:
+            return "a token"
+
+    given = {"bootstrap": KAFKA, "security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+    in_code = KafkaSettings.model_validate({**given, "sasl_oauth_token_provider": Tokens()})
+    monkeypatch.setenv("SIDINGS_POSTGRES", POSTGRES)
+    monkeypatch.setenv("SIDINGS_KAFKA", KAFKA)
+    for name in ("security_protocol", "sasl_mechanism"):
+        monkeypatch.setenv(f"SIDINGS_KAFKA_{name.upper()}", given[name])
+    [told] = start(kafka=in_code)
+    assert told.startswith("SIDINGS_KAFKA_SASL_MECHANISM, SIDINGS_KAFKA_SECURITY_PROTOCOL: ")
+    monkeypatch.delenv("SIDINGS_KAFKA_SECURITY_PROTOCOL")
+    monkeypatch.setenv("SIDINGS_KAFKA_SASL_MECHANISM", "GSSAPI")
+    assert start(kafka=None) == []
+    assert len(start(kafka=KAFKA)) == 1
+    monkeypatch.setenv("SIDINGS_POSTGRES_POOL_SIZE", "many")
+    monkeypatch.setenv("SIDINGS_EXECUTOR_CONCURRENCY", "many")
+    assert len(start(kafka=None, postgres=POSTGRES, executor=ExecutorSettings())) == 2
 
 
 # -- enqueueing -------------------------------------------------------------------------------------------------------
