@@ -125,11 +125,12 @@ def warn_of_no_effect(overrides: Mapping[str, Any]) -> None:
     for argument, settings in _TABLES.items():
         variable = ARGUMENTS.get(argument)
         if argument not in overrides and variable is not None and not os.environ.get(variable):
-            why = f"{variable} is not set"
+            why = f"{variable} is not set ({argument}=None in code says that there is to be none)"
         elif overrides.get(argument) is not None:
-            why = f"{argument}= is given in code: set it there"
+            why = f"{argument}= is given in code"
         else:  # it is read; or None says in code that there is to be none
             continue
-        names = {settings.named(field) for field in settings.model_fields} - set(ARGUMENTS.values())
+        fields = settings.model_fields.keys() - _IN_CODE
+        names = {settings.named(field) for field in fields} - set(ARGUMENTS.values())
         if idle := sorted(name for name in names if os.environ.get(name)):
-            log.warning("%s: no effect, as %s", ", ".join(idle), why)
+            log.warning("%s: not read by from_env, as %s", ", ".join(idle), why)

@@ -132,7 +132,7 @@ class Service:
         These are ``SIDINGS_POSTGRES``, ``SIDINGS_KAFKA``, ``SIDINGS_SCHEMA``, ``SIDINGS_HTTP``, ``SIDINGS_TOPICS``
         (comma-separated), and one for each field of `KafkaSettings`, `PostgresSettings` and `ExecutorSettings` that a
         text can say, e.g. ``SIDINGS_KAFKA_SASL_USERNAME``, ``SIDINGS_POSTGRES_POOL_SIZE``,
-        ``SIDINGS_EXECUTOR_CONCURRENCY``. Those of ``postgres=``, ``kafka=`` or ``executor=`` have no effect where it is
+        ``SIDINGS_EXECUTOR_CONCURRENCY``. Those of ``postgres=``, ``kafka=`` or ``executor=`` are not read where it is
         given here, but for the schema; a warning in the log names them. See docs/configuration.md.
 
         Args:

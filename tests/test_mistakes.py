@@ -708,21 +708,27 @@ def test_a_variable_of_a_table_that_is_not_read_is_told_of(monkeypatch, caplog):
     for name, value in {"SECURITY_PROTOCOL": "SASL_SSL", "SASL_USERNAME": "me", "SASL_PASSWORD": "geheim"}.items():
         monkeypatch.setenv(f"SIDINGS_KAFKA_{name}", value)
     monkeypatch.setenv("SIDINGS_KAFKA_GROUP", "")
+    for name in ("SSL_CONTEXT", "SASL_OAUTH_TOKEN_PROVIDER"):  # no settings: no text can say them
+        monkeypatch.setenv(f"SIDINGS_KAFKA_{name}", "somebody's")
     kafka = "SIDINGS_KAFKA_SASL_PASSWORD, SIDINGS_KAFKA_SASL_USERNAME, SIDINGS_KAFKA_SECURITY_PROTOCOL"
-    assert told(postgres=POSTGRES) == [f"{kafka}: no effect, as SIDINGS_KAFKA is not set"]
-    in_code = [f"{kafka}: no effect, as kafka= is given in code: set it there"]
+    none = "not set (kafka=None in code says that there is to be none)"
+    assert told(postgres=POSTGRES) == [f"{kafka}: not read by from_env, as SIDINGS_KAFKA is {none}"]
+    in_code = [f"{kafka}: not read by from_env, as kafka= is given in code"]
     assert told(postgres=POSTGRES, kafka=KAFKA) == in_code
     assert told(postgres=POSTGRES, kafka=None) == []
+    for name in ("SSL_CONTEXT", "SASL_OAUTH_TOKEN_PROVIDER"):
+        monkeypatch.delenv(f"SIDINGS_KAFKA_{name}")
     monkeypatch.setenv("SIDINGS_KAFKA", KAFKA)
     assert told(postgres=POSTGRES) == []
     assert told(postgres=POSTGRES, kafka=KAFKA) == in_code
     monkeypatch.setenv("SIDINGS_POSTGRES_POOL_SIZE", "3")
     monkeypatch.setenv("SIDINGS_EXECUTOR_NOTIFY", "true")
     assert told(postgres=POSTGRES, executor=ExecutorSettings()) == [
-        "SIDINGS_POSTGRES_POOL_SIZE: no effect, as postgres= is given in code: set it there",
-        "SIDINGS_EXECUTOR_NOTIFY: no effect, as executor= is given in code: set it there",
+        "SIDINGS_POSTGRES_POOL_SIZE: not read by from_env, as postgres= is given in code",
+        "SIDINGS_EXECUTOR_NOTIFY: not read by from_env, as executor= is given in code",
     ]
-    assert told(kafka=None) == ["SIDINGS_POSTGRES_POOL_SIZE: no effect, as SIDINGS_POSTGRES is not set"]
+    none = none.replace("kafka", "postgres")
+    assert told(kafka=None) == [f"SIDINGS_POSTGRES_POOL_SIZE: not read by from_env, as SIDINGS_POSTGRES is {none}"]
     monkeypatch.setenv("SIDINGS_POSTGRES", POSTGRES)
     assert told() == []
 
