@@ -453,4 +453,7 @@ def _check_batch(name: str, batch: int, transactional: bool, retry: Retry) -> No
     if transactional:
         raise ConfigurationError(f"{name}: batch= and transactional=True exclude each other: leave one of them out")
     if retry.judges_results:
-        raise ConfigurationError(f"{name}: batch= and a retry by result exclude each other: return errors instead")
+        raise ConfigurationError(
+            f"{name}: batch= and a retry by result exclude each other: return errors instead, and give a strategy of "
+            "your own, asked about errors only, as retry_all(retry_if_exception_type(Exception), own)"
+        )

@@ -150,7 +150,7 @@ class Retry:
     @property
     def judges_results(self) -> bool:
         """Whether `retry` may have something to say about a handler that returned; the usual strategies have not."""
-        return any(type(part).__call__ not in _EXCEPTIONS_ONLY for part in _parts(self.retry))
+        return not _refuses_success(self.retry)
 
     def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
         """What follows `error`; of an exception group, what follows the first of its errors that is retried. Those that
@@ -320,6 +320,16 @@ def _repeats_success(strategy: object) -> str | None:
     return None
 
 
+def _refuses_success(strategy: object) -> bool:
+    """Whether `strategy` says no to every success, by what it is made of, as for `_repeats_success`."""
+    kind = type(strategy)
+    if isinstance(strategy, retry_any) and kind.__call__ is retry_any.__call__:
+        return all(map(_refuses_success, strategy.retries))
+    if isinstance(strategy, retry_all) and kind.__call__ is retry_all.__call__:
+        return any(map(_refuses_success, strategy.retries))
+    return kind.__call__ in _EXCEPTIONS_ONLY
+
+
 def _call_state(failures: int, elapsed: float, error: BaseException | None = None) -> RetryCallState:
     """tenacity's view of the attempt. Its clock is not used: the times are those that the database remembers."""
     state = RetryCallState(_RETRYING, None, (), {})
@@ -356,7 +366,7 @@ _REPEATING = (  # "until" such an error, says tenacity of them: a success is non
     type(retry_always).__call__,
 )
 _EXCEPTIONS_ONLY = (  # most of tenacity's classes, and an author's, are derived from the first one
-    *(retry_if_exception.__call__, retry_if_exception_cause_type.__call__, type(retry_never).__call__),
-    *_REPEATING,  # whatever was returned
-    *(retry_any.__call__, retry_all.__call__),  # their parts count
+    retry_if_exception.__call__,
+    retry_if_exception_cause_type.__call__,
+    type(retry_never).__call__,
 )

@@ -106,7 +106,8 @@ class Subscription(Generic[T]):
         if retry.judges_results:
             raise ConfigurationError(
                 f"{self.topic}: retry=Retry(retry=...) with retry_if_result, or a strategy of your own: nothing judges "
-                "what the handler of a message returns: raise an error in it, and give retry_if_exception(...)"
+                "what the handler of a message returns: raise an error in it, and give retry_if_exception(...), or for "
+                "your own, asked about errors only, retry_all(retry_if_exception_type(Exception), own)"
             )
         if retry.on_exhausted != "skip" and not self.isolate:
             raise ConfigurationError(f"{self.topic}: on_exhausted={retry.on_exhausted!r} {self.exhausted}")

@@ -6,7 +6,14 @@ import pytest
 from sidings import ConfigurationError, Message, Transaction
 from sidings.jobs import Job, Registry, Retry
 from sidings.testing import drain
-from tenacity import retry_if_exception, retry_if_exception_type, retry_if_result, stop_after_attempt, wait_none
+from tenacity import (
+    retry_all,
+    retry_if_exception,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_none,
+)
 
 from .consumer_support import Number, a_service
 from .support import Ride, enqueue, fetch, value
@@ -138,7 +145,9 @@ def test_what_a_messages_handler_returns_is_judged_nowhere_so_a_policy_that_woul
     async def alone(message: Message[Number]) -> None: ...
 
     busy, away = retry_if_result(lambda result: result == "busy"), retry_if_exception_type(OSError)
+    told = r"^rides: retry=Retry\(retry=.* raise an error in it, and give .* own, .* retry_all\(retry_if_exception_type"
     for strategy in (busy, away | busy, lambda state: state.outcome.result() == "busy"):
-        with pytest.raises(ConfigurationError, match=r"^rides: retry=Retry\(retry=.* raise an error in it, and give "):
+        with pytest.raises(ConfigurationError, match=told):
             declare(strategy)
     declare(away | retry_if_exception(lambda error: "busy" in str(error)))
+    declare(retry_all(away, lambda state: state.attempt_number < 3))  # which is asked about errors only

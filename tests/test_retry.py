@@ -340,6 +340,8 @@ def test_of_results_only_those_strategies_are_asked_that_look_at_them():
         tenacity.retry_never,
         Busy(lambda error: True),
         retry_all(retry_unless_exception_type(KeyError), retry_if_exception_type(OSError)),
+        retry_all(lambda state: state.attempt_number < 3, retry_if_exception_type(OSError)),
+        retry_all(retry_if_result(bool), retry_any(retry_if_exception_type(OSError), tenacity.retry_never)),
     )
     assert not any(Retry(retry=strategy).judges_results for strategy in of_errors)
     assert not Retry(retry=tenacity.retry_any(*of_errors, tenacity.retry_all(*of_errors))).judges_results
@@ -348,6 +350,10 @@ def test_of_results_only_those_strategies_are_asked_that_look_at_them():
     ).judges_results
     for own in (Asked(lambda error: True), lambda state: False):
         assert Retry(retry=own).judges_results
+        assert Retry(retry=retry_any(retry_if_exception_type(OSError), own)).judges_results
+        assert Retry(retry=retry_all(retry_unless_exception_type(KeyError), own)).judges_results  # it may say yes
+        mixed = retry_any(retry_if_exception_type(OSError), own)
+        assert Retry(retry=retry_all(mixed, own)).judges_results
 
 
 def test_tenacitys_asynchronous_strategies_are_refused():
