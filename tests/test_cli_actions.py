@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from sidings import Job, StaticAssignment
 
 from .admin_support import GROUP, a_holder, a_job, slow_updates, some_jobs, the_job
 from .cli_support import cli, cli_json, refused
+from .consumer_support import a_service
 from .faulty_proxy import KINDS, Moment, proxied
-from .support import ORIGIN, connected, fetch, jobs_left, value
+from .support import ORIGIN, Ride, connected, drained, eventually, fetch, jobs_left, value
 from .test_cli import a_parked_message, execute
 
 Action = tuple[str, str, str | None]
@@ -396,6 +398,28 @@ async def test_an_orphan_s_jobs_are_moved_and_those_of_a_held_origin_are_not(dat
     assert await actions(database) == [("alice", "move", "topic deleted")]
     assert "is held by" in await refused(database, "origins", "move", ORIGIN, "other/0", "--yes")
     assert "no jobs in" in await refused(database, "origins", "move", "gone/0", ORIGIN, "--yes")
+
+
+async def test_what_waits_in_an_origin_that_is_no_partition_is_moved_to_one_that_is(database: str):
+    """`StaticAssignment(["local"])` was taken once; its jobs are the changelog's business."""
+    ran: list[str | None] = []
+    service = a_service(database, assignment=StaticAssignment(["local/0"]))
+
+    @service.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.payload.transport)
+
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.origin (origin, epoch) VALUES ('local', 3)")  # held, released
+        for transport in ("first", "second"):
+            by_sql = "SELECT sidings.enqueue('ride', json_build_object('transport', $1::text), origin => 'local')"
+            await connection.execute(by_sql, transport)
+    async with service:
+        await eventually(lambda: service.executor.held)
+        result = await cli(database, "origins", "move", "local", "local/0", "--yes")
+        assert "2 jobs" in result.stdout
+        await drained(database)
+    assert sorted(map(str, ran)) == ["first", "second"]
 
 
 async def test_an_expired_lease_is_believed_when_postgres_has_been_up_for_the_longest(database: str):
