@@ -263,6 +263,7 @@ async def test_transaction_ids_that_a_crash_hands_out_again_are_no_sign_that_not
     # No renewal may come in between, and no poll before the server has recovered.
     async with running(dsn, registry, origins, lease_seconds=600, audit_seconds=3600, poll_seconds=6) as executor:
         for attempt in range(4):
+            await executor.cycles.barrier()  # what has ended is recorded: nothing else takes a transaction id
             async with a_transaction(dsn) as (connection, transaction):
                 await connection.execute("SELECT pg_current_xact_id()")
                 await transaction.rollback()
