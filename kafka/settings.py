@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal
 
 from aiokafka.abc import AbstractTokenProvider
@@ -241,9 +242,13 @@ def _why_no_file(path: Path) -> str | None:
     if "-----BEGIN" in text or "\n" in text or "\r" in text:  # which no error may show
         return " holds a certificate or key itself: give the path of a file with it"
     try:
-        return None if path.is_file() else f"{text!r} is no file"
-    except OSError as error:  # it may be too long for a name, and no name
+        if S_ISREG(path.stat().st_mode):
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # it may be too long for a name, and no name; `is_file` of Python 3.14 does not tell
         return f" cannot be looked at as a file: {error.strerror}"
+    return f"{text!r} is no file"
 
 
 def _ms(seconds: float) -> int:

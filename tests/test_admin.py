@@ -1,6 +1,7 @@
 """Administration where no executor runs: what each action changes, refuses and writes down."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -159,6 +160,18 @@ async def test_an_ended_job_comes_back_as_a_new_one(database: str, admin: Admin)
         assert job["headers"] == '{"correlation_id": "c-1"}'
         assert (job["attempt"], job["failures"], job["error"], job["policy"], job["run_at"]) == (1, 0, None, 0, None)
         assert (await last_action(admin))[4] == {"found": how, "new_job": new}
+
+
+@pytest.mark.parametrize("key", ["2026/report.pdf", "order-17", 7, None])
+async def test_a_job_is_requeued_whatever_its_payload_has_as_a_key(database: str, admin: Admin, key: object):
+    """Of a message it is base64."""
+    row = await value(
+        database,
+        "INSERT INTO sidings.job (type, origin, payload) VALUES ('store', 't/0', $1) RETURNING id",
+        json.dumps({"key": key}),
+    )
+    await admin.cancel(row)
+    assert await admin.requeue(row)
 
 
 async def test_a_job_is_requeued_once_unless_forced(database: str, admin: Admin):

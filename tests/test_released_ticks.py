@@ -60,6 +60,19 @@ async def test_the_next_ticks_follow_one_that_is_released_while_no_other_is_ther
     assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/0"
 
 
+async def test_the_next_ticks_follow_one_that_is_released_before_the_first_of_a_service(
+    database: str, admin: Admin
+) -> None:
+    """The job was one per origin, and its row for the service has seen no tick yet: they ran in two origins at once."""
+    held, since = await a_held_tick(database), datetime(2026, 1, 1, tzinfo=UTC)
+    await a_holder(database, "s/0", "t/0")
+    await fetch(database, "INSERT INTO sidings.periodic (name, schedule, since) VALUES ('report', 'daily', $1)", since)
+    await admin.release(held)
+    fire = load_sql("sidings.executor", "fire_service")
+    its = ("report", "daily", since, None, since, None, False, ["{}"])
+    assert [row["fired"] for row in await fetch(database, fire, *its)] == ["t/0"]
+
+
 @pytest.mark.parametrize("act", ["release", "each"])
 @pytest.mark.parametrize("where", ["nobody has it", "its lease has run out", "it is paused"])
 async def test_a_tick_is_released_to_where_ticks_run_if_nothing_runs_where_it_was_held(

@@ -3,10 +3,12 @@
 -- What is requeued or released goes where its group is, or its ticks are, and run. Each function is written out once more; what
 -- has changed stands above it.
 
--- The key of the message that a job's payload is; null for other jobs. For the replacement see sidings.stored_messages.
+-- The key of the message that a job's payload is; null for other jobs. For the replacement see sidings.stored_messages. A CASE, since
+-- PostgreSQL 18 plans the statement with its arguments as constants, and would decode what a WHERE was to leave alone.
 CREATE FUNCTION sidings.key_of(its_type text, its_payload json) RETURNS bytea
 LANGUAGE sql STABLE AS $$
-    SELECT decode(replace(its_payload::text, '\u0000', '\u0020')::json ->> 'key', 'base64') WHERE its_type LIKE 'message:%'
+    SELECT CASE WHEN its_type LIKE 'message:%'
+                THEN decode(replace(its_payload::text, '\u0000', '\u0020')::json ->> 'key', 'base64') END
 $$;
 
 -- The first of these origins that an executor has leased and nobody has paused; null: none is. Plan: origin_pkey, executor_pkey.
@@ -28,7 +30,7 @@ DECLARE
     seen  timestamptz;
 BEGIN
     SELECT p.job_origin, p.seen_at INTO place, seen FROM sidings.periodic p WHERE p.name = its_type AND p.origin = '' FOR UPDATE;
-    IF place IS NULL OR place = its_origin
+    IF seen IS NULL OR place = its_origin
        OR EXISTS (SELECT FROM sidings.periodic p WHERE p.name = its_type AND p.origin = its_origin AND p.seen_at > seen) THEN
         RETURN its_origin;
     ELSIF EXISTS (SELECT FROM sidings.job j
@@ -99,7 +101,8 @@ BEGIN
                    'all the same.';
     END IF;
     -- A tick goes where the other ticks of its type are; where partitions were added, the group of others may be elsewhere.
-    old.origin := coalesce((SELECT CASE p.origin WHEN '' THEN coalesce(sidings.running_origin(ARRAY[p.job_origin, old.origin]), p.job_origin)
+    old.origin := coalesce((SELECT CASE p.origin WHEN '' THEN coalesce(sidings.running_origin(ARRAY[p.job_origin, old.origin]), p.job_origin,
+                                                                 old.origin)
                                    ELSE p.origin END
                             FROM sidings.periodic p
                             WHERE p.name = old.type AND p.origin IN ('', old.origin) ORDER BY p.seen_at DESC LIMIT 1),
