@@ -168,7 +168,7 @@ async def test_a_job_is_requeued_whatever_its_payload_has_as_a_key(database: str
     row = await value(
         database,
         "INSERT INTO sidings.job (type, origin, payload) VALUES ('store', 't/0', $1) RETURNING id",
-        json.dumps({"key": key}),
+        json.dumps({"key": key, "partition": "north", "offset": key, "topic": 1}),
     )
     await admin.cancel(row)
     assert await admin.requeue(row)
