@@ -226,10 +226,8 @@ class CycleLoop:
             self._metrics.record(finished)
 
     async def _wait(self) -> None:
-        if self._flights:
-            await self._signal.wait()
-            return
-        due = min((t for t in (self._scheduler.next_due(), self._expected.due()) if t is not None), default=None)
+        dues = () if self._flights else (self._scheduler.next_due(), self._expected.due())
+        due = min((t for t in dues if t is not None), default=None)
         await set_within(self._signal, None if due is None else max(0.0, due - now()))
 
     # -- what goes into a cycle -----------------------------------------------------------------------------------

@@ -48,6 +48,21 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return sent
 
 
+def loses_answers(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
+    """Of the next cycles so many are committed and not heard. Returns their statements, as they are lost."""
+    fetch, lost = Link.fetch, list[str]()
+
+    async def losing(*call: Any) -> list[asyncpg.Record]:
+        rows = await fetch(*call)
+        if len(lost) < count and "begin_cycle" in call[1]:
+            lost.append(call[1])
+            raise PostgresUnavailable("the answer is lost")
+        return rows
+
+    monkeypatch.setattr(Link, "fetch", losing)
+    return lost
+
+
 async def idle(executor: Executor) -> None:
     """Wait until it has read all that was there, and nothing makes it read again."""
     reader = executor.reader
@@ -383,50 +398,32 @@ async def test_one_whose_cycle_was_void_is_read(database: str, reads: list[float
 
 
 async def test_one_whose_cycle_was_not_answered_runs_once(database: str, monkeypatch: pytest.MonkeyPatch):
-    registry, started, losses, link_fetch = Registry(), list[int](), 1, Link.fetch
+    registry, started = Registry(), list[int]()
 
     @registry.job()
     async def ride(job: Job[Ride]) -> None:
         started.append(job.payload.number)
 
-    async def losing(*call: Any) -> list[asyncpg.Record]:
-        nonlocal losses
-        rows = await link_fetch(*call)
-        if losses and "begin_cycle" in call[1]:
-            losses -= 1
-            raise PostgresUnavailable("the answer is lost")
-        return rows
-
     async with running(database, registry, poll_seconds=3_600) as executor:
         await idle(executor)
-        monkeypatch.setattr(Link, "fetch", losing)
+        lost = loses_answers(monkeypatch, 1)
         [id] = await enqueue(database, ride, [Ride(number=1)])
         executor.committed({ORIGIN: [id]})
         await eventually(lambda: started == [1])
         await eventually(lambda: not executor.scheduler.memory.jobs)
-    assert (started, losses) == ([1], 0)
+    assert (started, len(lost)) == ([1], 1)
     assert await jobs_left(database) == 0
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["", "the answer is lost"])
 async def test_what_does_not_start_is_named_no_more(database: str, monkeypatch: pytest.MonkeyPatch, lost: bool):
-    fetch, losses = Link.fetch, 1 if lost else 0
-
-    async def losing(*call: Any) -> list[asyncpg.Record]:
-        nonlocal losses
-        rows = await fetch(*call)
-        if losses and "begin_cycle" in call[1]:
-            losses -= 1
-            raise PostgresUnavailable("the answer is lost")
-        return rows
-
     # Nothing else wakes the loop.
     async with running(database, Registry(), poll_seconds=3_600) as executor, connected(database) as connection:
-        monkeypatch.setattr(Link, "fetch", losing)
+        not_heard = loses_answers(monkeypatch, int(lost))
         executor.committed({ORIGIN: [999]})
         await eventually(lambda: naming(connection, [999]), "it is named")
         await eventually(lambda: naming(connection, []), "it is named no more")
-    assert not losses
+    assert len(not_heard) == lost
 
 
 def test_neither_more_than_could_start_nor_of_origins_that_are_not_held():

@@ -16,6 +16,14 @@ async def a_held_tick(dsn: str) -> int:
     return await a_job(dsn, "held", origin="t/0", group="report", type="'report'", payload=payload)
 
 
+async def release(admin: Admin, held: int, act: str) -> None:
+    """By itself, or as one of many."""
+    if act == "release":
+        await admin.release(held)
+    else:
+        assert [done.error async for done in admin.each("release", [held])] == [None]
+
+
 @pytest.mark.parametrize("act", ["release", "each"])
 async def test_a_held_tick_that_is_released_does_not_run_beside_another(database: str, admin: Admin, act: str) -> None:
     """Nobody had its origin for a moment, so the ticks went on in another one; it ran where it had been held."""
@@ -39,10 +47,7 @@ async def test_a_held_tick_that_is_released_does_not_run_beside_another(database
     async with running(database, registry, ["t/1"]):
         await eventually(lambda: started)
         async with running(database, registry, ["t/0"]):
-            if act == "release":
-                await admin.release(held)
-            else:
-                assert [done.error async for done in admin.each("release", [held])] == [None]
+            await release(admin, held, act)
             await eventually(lambda: held in started or waits_behind())
             gate.set()
             await eventually(lambda: held in started)
@@ -87,10 +92,7 @@ async def test_a_tick_is_released_to_where_ticks_run_if_nothing_runs_where_it_wa
         await admin.pause(origin="t/0", reason="away")
     insert = "INSERT INTO sidings.periodic (name, schedule, since, job_origin) VALUES ('report', 'daily', $1, 't/1')"
     await fetch(database, insert, since)
-    if act == "release":
-        await admin.release(held)
-    else:
-        assert [done.error async for done in admin.each("release", [held])] == [None]
+    await release(admin, held, act)
     job = await the_job(database, held)
     assert job is not None
     assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/1"
@@ -147,10 +149,7 @@ async def test_a_tick_of_an_origin_stays_there_when_it_is_released(database: str
         columns = "(name, schedule, origin, job_origin) VALUES ('report', 'daily', $1, $1)"
         await fetch(database, f"INSERT INTO sidings.periodic {columns}", origin)
         await a_job(database, origin=origin, group="report", type="'report'")
-    if act == "release":
-        await admin.release(held)
-    else:
-        assert [done.error async for done in admin.each("release", [held])] == [None]
+    await release(admin, held, act)
     job = await the_job(database, held)
     assert job is not None
     assert (job["origin"], job["held"]) == ("t/0", None)
