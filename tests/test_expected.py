@@ -380,6 +380,31 @@ async def test_what_is_put_back_beyond_what_has_been_read_is_read(database: str,
         assert not executor.scheduler.knows(7)
 
 
+async def test_one_that_goes_out_with_the_end_of_another_is_read(database: str, reads: list[float]):
+    """A cycle that records something brings nothing, and when it was told of there was nothing to record."""
+    registry, started, gate = Registry(), list[int](), asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+        if job.payload.number == 1:
+            await gate.wait()
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        [first] = await enqueue(database, ride, [Ride(number=1)])
+        executor.committed({ORIGIN: [first]})
+        await eventually(lambda: started == [1])
+        await executor.cycles.barrier()
+        [second] = await enqueue(database, ride, [Ride(number=2)])
+        before = len(reads)
+        gate.set()  # its handler goes on before the cycle loop does
+        executor.committed({ORIGIN: [second]})
+        assert executor.cycles._expected.unread == {second}
+        await eventually(lambda: started == [1, 2])
+        assert len(reads) > before
+
+
 async def test_one_whose_cycle_was_void_is_read(database: str, reads: list[float]):
     registry, started = Registry(), list[int]()
 
