@@ -5,6 +5,7 @@ python docs/model/run.py --quick      seeded bugs and the smallest right protoco
 python docs/model/run.py --full       also the largest spaces, longer
 python docs/model/run.py --verbose    with the counterexample of each bug
 python docs/model/run.py --only TEXT  the checks whose name contains TEXT, whatever their size
+python docs/model/run.py --list       no check, only which bugs are seeded and what each of them breaks
 """
 
 import argparse
@@ -39,6 +40,10 @@ _STEPS_PER_WALK = 300
 def main() -> int:
     """Run the checks that the command line asks for; the number of those that went wrong decides the exit code."""
     options = _options()
+    if options.list:
+        for check in (check for checks in _CHECKS.values() for check in checks if check.breaks):
+            print(f"{check.name} | {check.breaks}")
+        return 0
     tier = QUICK if options.quick else FULL if options.full or options.only else NORMAL
     tally = {True: [0, 0], False: [0, 0]}  # seeded bug or not: as expected, all
     for model, checks in _CHECKS.items():
@@ -64,6 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="also the largest state spaces")
     parser.add_argument("--verbose", action="store_true", help="print the counterexample of each bug")
     parser.add_argument("--only", default="", metavar="TEXT", help="only checks whose name contains this")
+    parser.add_argument("--list", action="store_true", help="list the seeded bugs and what each breaks, check nothing")
     return parser.parse_args()
 
 
