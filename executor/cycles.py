@@ -111,7 +111,7 @@ class CycleLoop:
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = workers.changed
         self._flights: deque[Flight] = deque()
-        self._deferral = Deferral(self._link, schema=schema, holds=scheduler.holds, signal=self.signal)
+        self._deferral = Deferral(self._link, schema=schema, holds=scheduler.holds)
         self.standing = Standing(
             self._link,
             scheduler,
@@ -226,7 +226,7 @@ class CycleLoop:
             self._metrics.record(finished)
 
     async def _wait(self) -> None:
-        dues = () if self._flights else (self._scheduler.next_due(), self._expected.due())
+        dues = () if self._flights else (self._scheduler.next_due(), self._expected.due(), self._deferral.due())
         due = min((t for t in dues if t is not None), default=None)
         await set_within(self._signal, None if due is None else max(0.0, due - now()))
 

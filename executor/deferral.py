@@ -1,7 +1,6 @@
 """Outcomes that are recorded later than with their cycle: somebody else's transaction holds the row, or Postgres
 refuses a value. Their groups wait, all others go on."""
 
-import asyncio
 from collections.abc import Callable
 
 import asyncpg
@@ -17,15 +16,13 @@ __all__ = ["Deferral"]
 
 
 class Deferral:
-    """holds: whether the origin of an attempt is still ours; what is another's is dropped. signal: called when it is
-    time for some of them."""
+    """holds: whether the origin of an attempt is still ours; what is another's is dropped."""
 
     locked_seconds = 1.0  # until a locked row is looked at again
 
-    def __init__(self, link: Link, *, schema: str, holds: Callable[[Entry], bool], signal: Callable[[], None]) -> None:
+    def __init__(self, link: Link, *, schema: str, holds: Callable[[Entry], bool]) -> None:
         self._link = link
         self._holds = holds
-        self._signal = signal
         self._waiting: list[tuple[float, Finished]] = []
         self._locked_sql = load_sql(__package__, "locked", schema)
 
@@ -41,8 +38,11 @@ class Deferral:
         ours = [f for f in finished if self._holds(f[0])]
         at = now() + seconds
         self._waiting += [(at, f) for f in ours]
-        asyncio.get_running_loop().call_later(seconds, self._signal)
         return ours
+
+    def due(self) -> float | None:
+        """When some of them are to be looked at again; None without any."""
+        return min((at for at, _ in self._waiting), default=None)
 
     async def take_due(self) -> list[Finished]:
         """Those whose time has come, unless their rows are still locked: a cycle that waits for a lock holds up all the

@@ -74,8 +74,10 @@ def test_what_comes_from_elsewhere_makes_no_lines_of_its_own_in_the_log_and_stee
 async def test_an_outcome_that_was_put_off_is_tried_again_while_postgres_is_away():
     """Nobody tells then whether its row is still locked. The executor would end."""
     link = Link(PostgresSettings(dsn="postgresql://127.0.0.1:1/nowhere"))
-    deferral = Deferral(link, schema="sidings", holds=lambda _: True, signal=lambda: None)
+    deferral = Deferral(link, schema="sidings", holds=lambda _: True)
     finished = (Entry(1, OriginQueue("rides/0", 1), "ride", None, 1), SUCCEEDED, 0.0, 0.0)
+    assert deferral.due() is None
     deferral.add([finished], 0.0)
+    assert deferral.due() is not None
     assert await deferral.take_due() == [finished]
-    assert len(deferral) == 0
+    assert (len(deferral), deferral.due()) == (0, None)

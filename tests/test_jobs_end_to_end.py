@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sidings.errors import SchemaMissing
-from sidings.executor import suspects
+from sidings.executor import cycles, suspects
 from sidings.executor.deferral import Deferral
 from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Job, OutcomeName, Registry, Retry
@@ -499,6 +499,34 @@ async def test_a_locked_row_holds_the_cycle_up_once_and_not_at_every_new_try(
             await locker.execute("COMMIT")
             await drained(database)
     assert caplog.text.count("are locked by another transaction") == 1
+
+
+async def test_a_locked_row_is_recorded_although_the_loop_wakes_too_early_and_nothing_else_happens(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """uvloop's timers come up to a millisecond early. Without another one such an outcome waited for the next poll."""
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    monkeypatch.setattr(Deferral, "locked_seconds", 0.02)
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry, poll_seconds=1_000, **LONG) as executor, connected(database) as locker:
+        real, early = cycles.set_within, 0
+
+        async def early_once_each_time(event: asyncio.Event, seconds: float | None) -> bool:
+            nonlocal early
+            early += seconds is not None and seconds > 0.001
+            return await real(event, seconds if seconds is None else max(0.0, seconds - 0.001))
+
+        monkeypatch.setattr(cycles, "set_within", early_once_each_time)
+        async with locker.transaction():
+            [locked] = await enqueue(database, ride, rides(1))
+            await locker.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
+            executor.wake()
+            await eventually(lambda: early > 3, "it was put off three times")
+        await drained(database)
 
 
 async def test_a_locked_row_is_recorded_although_others_never_stop_finishing(
