@@ -319,7 +319,10 @@ class Link:
             connection.terminate()
 
     async def close(self) -> None:
-        """Close the connection in good order."""
+        """Close the connection in good order; without a word where a statement is under way. There asyncpg, up to 0.31,
+        waits without limit until the server has taken note of its cancellation."""
+        if self._turn.locked():
+            self.drop()
         connection, self._connection = self._connection, None
         if connection is not None and not connection.is_closed():
             try:

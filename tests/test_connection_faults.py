@@ -280,6 +280,20 @@ async def test_a_statement_is_given_up_in_time_where_the_end_of_another_is_not_a
         await link.close()
 
 
+async def test_a_connection_is_closed_at_once_where_nothing_passes_any_more(database: str):
+    """asyncpg's close waited for an answer to the statement's cancellation, without limit: so did the stop."""
+    async with proxied(database) as proxy:
+        link = Link(PostgresSettings(dsn=proxy.dsn, call_seconds=60.0))
+        await link.fetch("SELECT")
+        fault = proxy.arm("standing", Moment.SILENT_BEFORE)
+        fetching = asyncio.create_task(link.fetch("SELECT e.cycle, e.fence FROM sidings.executor e"))
+        await eventually(lambda: fault.hits == 1, "the statement is under way")
+        with pytest.raises(StopIteration):  # it has waited for nobody
+            link.close().send(None)
+        with pytest.raises(PostgresUnavailable):
+            await fetching
+
+
 async def test_statements_wait_for_their_turn_and_one_that_is_given_up_meanwhile_ends_no_other(database: str):
     link = Link(PostgresSettings(dsn=database, call_seconds=60.0))
     await link.fetch("SET lock_timeout = 0")
