@@ -671,6 +671,22 @@ async def test_who_waits_for_a_directory_that_ends_is_told(topic, sidings_kafka,
             read()
 
 
+async def test_a_directory_without_a_service_tells_of_its_end(topic, sidings_kafka, tmp_path, caplog):
+    """Nobody watches it, and who lives from its callbacks heard of no change any more, for ever."""
+    name = await topic("terminals", config=COMPACTED)
+    storage = SQLite(tmp_path / "terminals.db")
+    terminals = await a_directory(name, sidings_kafka, storage=storage).__aenter__()
+    assert storage._writer is not None
+    storage._writer.execute("PRAGMA max_page_count = 20")
+    await put(sidings_kafka, name, {f"T-{n}": row("x" * 50_000) for n in range(9)})
+    await eventually(lambda: terminals._follower.ended)
+    [told] = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert f"directory {name!r} has ended" in told.getMessage()
+    assert "disk is full" in told.getMessage()
+    with pytest.raises(StorageError, match="disk is full"):
+        await terminals.__aexit__(None, None, None)
+
+
 async def test_who_waits_for_a_load_that_fails_is_told(topic, sidings_kafka):
     terminals = a_directory(await topic() + "-nowhere", sidings_kafka, load_seconds=0.5)
     running = asyncio.create_task(terminals.run())

@@ -351,6 +351,7 @@ class Directory(Generic[T]):
         finally:
             loaded.cancel()
         self._running = running
+        running.add_done_callback(self._tell_end)
         return self
 
     async def __aexit__(
@@ -359,6 +360,11 @@ class Directory(Generic[T]):
         self.stop()
         if self._running is not None:
             await self._running
+
+    def _tell_end(self, running: asyncio.Task[None]) -> None:
+        """Where no service runs it, nobody else does until the block is left."""
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.critical("directory %r has ended, and does not follow its topic any more: %s", self.topic, error)
 
     async def _limit_load(self) -> None:
         """Waiting for Kafka takes as long as it takes; the load itself does not."""
