@@ -34,7 +34,7 @@ from .queues import NOTHING_PAUSED, Entry
 from .recording import array, cycle_arguments, plain
 from .scheduler import Scheduler
 from .standing import Standing
-from .workers import Workers
+from .workers import Workers, runs_alone
 
 __all__ = ["CycleLoop"]
 
@@ -243,8 +243,8 @@ class CycleLoop:
         ):
             finished = [f for f in finished if scheduler.holds(f[0])]
         flying = [flight.batch for flight in self._flights]
-        shares, back = workers.share_out(entry for batch in flying for entry in batch.chosen)
-        scheduler.share_out(shares)
+        slow, limited, back = workers.share_out([batch.chosen for batch in flying])
+        scheduler.share_out(slow, limited)
         self._put_back(back, time)
         scheduler.wake_due(time)
         chosen: list[Entry] = []
@@ -299,7 +299,8 @@ class CycleLoop:
     def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:
         """More jobs for those that run in batches: a batch takes one worker, however large it is."""
         sizes = self._workers.batch_sizes
-        counts = Counter((entry.origin, entry.type) for entry in chosen if entry.type in sizes)
+        together = (e for e in chosen if e.type in sizes and not runs_alone(e))
+        counts = Counter((entry.origin, entry.type) for entry in together)
         wanted = {key: left for key, count in counts.items() if (left := -count % sizes[key[1]])}
         room = _MAX_AHEAD - len(self._named) - len(chosen)
         return self._scheduler.choose_more(wanted, room, time) if wanted and room > 0 else []

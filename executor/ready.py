@@ -50,7 +50,7 @@ class _Level:
 
 class ReadyQueue:
     """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again.
-    slow: types of which the workers take no more than their share."""
+    slow: types of which the workers take no more than their share, or than their limit."""
 
     def __init__(self, window: int, payload_budget: int) -> None:
         self.count = 0
@@ -105,10 +105,10 @@ class ReadyQueue:
                     yield item
 
     def take_alike(self, most: int) -> list[Entry | Lane]:
-        """Take out up to so many at once, if these are first attempts of one type and nothing else stands here: then
-        there are no turns to take."""
+        """Take out up to so many at once, if these are first attempts of one type, which is not slow, and nothing else
+        stands here: then there are no turns to take."""
         listed = [level for turns in self._turns.values() for level in turns]
-        if len(listed) != 1 or listed[0].again:
+        if len(listed) != 1 or listed[0].again or listed[0].type in self.slow:
             return []
         level = listed[0]
         level.agains_turn = True

@@ -27,7 +27,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 import logging
 import shlex
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from math import inf
 
@@ -82,7 +82,8 @@ class Scheduler:
         self._unknown: set[str] = set()  # those that it has said no to: what was read of them was left, until `learn`
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
-        self._shares: dict[str, int] = {}  # how many more may be chosen of each slow type
+        self._shares: dict[str, int] = {}  # how many more may be chosen, of types that are slow or have a limit
+        self._slow: Collection[str] = ()
 
     # -- origins ------------------------------------------------------------------------------------------------
 
@@ -329,10 +330,12 @@ class Scheduler:
         """Whether `choose` may find something."""
         return self.ready > 0 or self.suspects.ready()
 
-    def share_out(self, shares: dict[str, int]) -> None:
-        """From now on choose of each of these types, which are slow, only so many more jobs; of others any."""
-        self._shares = shares
-        self._ready.slow = shares.keys()
+    def share_out(self, slow: dict[str, int], limited: Mapping[str, int]) -> None:
+        """From now on choose of each of these types only so many more jobs; of others any. Each job of a slow type
+        leaves one less to all slow ones; one of a type with a limit of its own, to that type."""
+        self._slow = slow.keys()
+        self._shares = slow | {type: min(left, slow.get(type, left)) for type, left in limited.items()}
+        self._ready.slow = self._shares.keys()
 
     def choose(self, limit: int, now: float) -> list[Entry]:
         """Take up to `limit` jobs that may run now, the highest priority first, types in turns, and in turns with first
@@ -341,27 +344,37 @@ class Scheduler:
         if limit > 0 and (entry := self._next_suspect(now)) is not None:
             entry.origin.running.add(entry)
             chosen.append(entry)
+            self._count(entry.type)
         if len(chosen) >= limit:
             return chosen
         shares = self._shares
-        alike = [] if shares else self._ready.take_alike(limit - len(chosen))
-        for item in chain(alike, self._ready.take(shares)):
+        for item in chain(self._ready.take_alike(limit - len(chosen)), self._ready.take(shares)):
+            if shares and isinstance(item, Lane) and item.queue and shares.get(item.queue[0].type, 1) <= 0:
+                self._ready.push(item, item.queue[0])  # a late one of another type has become its head
+                continue
             entry = self._take(item, now) if isinstance(item, Lane) else item
             if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
                 continue
             entry.origin.running.add(entry)
             chosen.append(entry)
-            if shares and entry.type in shares:
-                for type in shares:  # a worker less is left beside all of them
-                    shares[type] -= 1
+            if shares:
+                self._count(entry.type)
             if len(chosen) == limit:
                 break
         return chosen
 
+    def _count(self, type: str) -> None:
+        """A job of this type has been chosen."""
+        if type in self._slow:
+            for slow in self._slow:  # a worker less is left beside all of them
+                self._shares[slow] -= 1
+        elif type in self._shares:
+            self._shares[type] -= 1
+
     def _next_suspect(self, now: float) -> Entry | None:
         """One that may start. While it waited, a read may have brought a job that stands before it in its lane."""
-        while self.suspects.ready():
-            entry = self.suspects.start(now)
+        full = [type for type, left in self._shares.items() if left <= 0]
+        while self.suspects.ready() and (entry := self.suspects.start(now, full)) is not None:
             if entry.lane is None or not entry.lane.queue or entry.lane.queue[0].position > entry.position:
                 return entry
             self.put_back(entry, now)

@@ -26,10 +26,12 @@ class Suspects:
         """Whether one may start."""
         return bool(self._waiting) and self.running is None
 
-    def start(self, now: float) -> Entry:
-        """The next one."""
-        entry = self._waiting.popleft()
-        self.admit(entry, now)
+    def start(self, now: float, full: Collection[str]) -> Entry | None:
+        """The next one that is of none of these types."""
+        entry = next((entry for entry in self._waiting if entry.type not in full), None)
+        if entry is not None:
+            self._waiting.remove(entry)
+            self.admit(entry, now)
         return entry
 
     def admit(self, entry: Entry, now: float) -> bool:

@@ -6,8 +6,8 @@ them into `finished`, from where the next cycle collects it.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -38,7 +38,7 @@ from .threads import HandlerThreads
 from .transactional import Superseded, Transactional
 from .worker import CancelReason, Worker
 
-__all__ = ["Workers"]
+__all__ = ["Workers", "runs_alone"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -55,6 +55,7 @@ class Workers:
         self.changed = asyncio.Event()
         self.claimed: deque[Entry | list[Entry]] = deque()
         self.batch_sizes = registry.batch_sizes
+        self._limits = registry.limits
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
         self.all = [Worker() for _ in range(concurrency)]
@@ -121,16 +122,22 @@ class Workers:
         """Workers that have nothing to do and no claimed job waiting for them."""
         return len(self._idle) - len(self.claimed)
 
-    def share_out(self, coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
-        """How many more jobs of each slow type may start, beside those that are `coming`; and claimed ones that are too
-        many already, and do not start: they would wait here, with all behind them, for workers that are left to others.
-        """
-        if not self.slow.names:
-            return {}, []
+    def share_out(self, coming: Sequence[list[Entry]]) -> tuple[dict[str, int], dict[str, int], list[Entry]]:
+        """How many more jobs may start beside those that are `coming`, with one cycle or several: of each slow type; of
+        each that has a limit. And claimed ones of slow types that are too many already, and do not start: they would
+        wait here, with all behind them, for workers that are left to others."""
+        if not self.slow.names and not self._limits:
+            return {}, {}, []
+        together = self._in_batches if self.batch_sizes else list[Entry | list[Entry]]
+        waiting = [_type_of(item) for entries in coming for item in together(entries)]
+        slow, taken = self._share_out_slow(waiting) if self.slow.names else ({}, [])
+        limited = self._left_of_limits(waiting) if self._limits else {}
+        return slow, limited, taken
+
+    def _share_out_slow(self, waiting: list[str]) -> tuple[dict[str, int], list[Entry]]:
         self.slow.tell(now())
         items = list(self.claimed)
-        waiting = self._in_batches(coming) if self.batch_sizes else coming
-        left, back = self.slow.share_out(map(_type_of, waiting), list(map(_type_of, items)))
+        left, back = self.slow.share_out(waiting, list(map(_type_of, items)))
         taken: list[Entry] = []
         self.claimed.clear()
         for item, goes in zip(items, back, strict=True):
@@ -139,6 +146,12 @@ class Workers:
             else:
                 self.claimed.append(item)
         return left, taken
+
+    def _left_of_limits(self, waiting: list[str]) -> dict[str, int]:
+        held = Counter(worker.entry.type for worker in self.all if worker.entry is not None)
+        held.update(waiting)
+        held.update(map(_type_of, self.claimed))
+        return {type: limit - held[type] for type, limit in self._limits.items()}
 
     def running(self) -> int:
         """Handlers that run now."""
@@ -165,7 +178,7 @@ class Workers:
                 items.append(entry)
                 continue
             key = (entry.origin, entry.type)
-            alone = entry.failures > 0 or entry.losses > 0
+            alone = runs_alone(entry)
             if not alone and key in filling and len(filling[key]) < size:
                 filling[key].append(entry)
                 continue
@@ -515,6 +528,11 @@ class Workers:
                 self.changed.set()
             if self._waking is None:
                 self._wake()  # of the claimed jobs the slow ones may have been given back
+
+
+def runs_alone(entry: Entry) -> bool:
+    """Whether a job of a type that takes lists is given to its handler alone: it may spoil the others."""
+    return entry.failures > 0 or entry.losses > 0
 
 
 def _type_of(item: Entry | list[Entry]) -> str:

@@ -74,6 +74,7 @@ class JobType(Generic[P]):
         home: str | None = None,
         policy: PolicyName = "serial",
         batch: int | None = None,
+        concurrency: int | None = None,
     ) -> None:
         self.name = name
         self.handler = handler
@@ -83,6 +84,7 @@ class JobType(Generic[P]):
         self.history = history
         self.transactional = transactional
         self.batch = batch
+        self.concurrency = concurrency
         self.periodic: Periodic | None = None  # its schedule, if it has one
         self.wrapped = True  # by the service's middleware; stored messages have theirs further in
         self.policy = _policy(name, policy, group)
@@ -113,6 +115,9 @@ class JobType(Generic[P]):
             raise ConfigurationError(f"{name}: on_exhausted='block' needs group=, and a policy that keeps its order")
         if batch is not None:
             _check_batch(name, batch, transactional, retry)
+        whole = type(concurrency) is int
+        if concurrency is not None and not (whole and concurrency > 0):
+            raise ConfigurationError(f"{name}: concurrency={concurrency!r}: give a whole number, 1 or more, or None")
 
     @property
     def schema(self) -> str:

@@ -38,6 +38,7 @@ class Registry:
         self.has_grown: Callable[[str], bool] = lambda _: False  # the service knows which topics got more partitions
         self.middleware: list[Middleware] = []  # of the service, the outermost first
         self.batch_sizes: dict[str, int] = {}  # of the types whose handlers take lists
+        self.limits: dict[str, int] = {}  # of the types that have one: how many handlers may run at once
         self._types: dict[str, JobType[Any]] = {}
         self._included: list[Registry] = []
         self._includers: WeakSet[Registry] = WeakSet()  # weak: of a module's registry each test may make a service
@@ -55,6 +56,7 @@ class Registry:
         home: str | None = None,
         policy: PolicyName = "serial",
         batch: int | None = None,
+        concurrency: int | None = None,
     ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a job type::
 
@@ -88,6 +90,8 @@ class Registry:
                 (``Discard(...)`` and ``Retry.after(...)`` as well), as ``asyncio.gather(..., return_exceptions=True)``
                 does. What it raises has failed them all. A job that has failed once is given to it alone, so that a bad
                 one spoils no other's second attempt.
+            concurrency: How many of its handlers may run at once in one instance, as where a carrier takes no more
+                calls. The others wait as jobs; their `timeout` has not begun. None: as many as there are workers.
 
         Returns:
             A decorator, which makes a `JobType` of the handler.
@@ -136,6 +140,7 @@ class Registry:
                     home=home,
                     policy=policy,
                     batch=batch,
+                    concurrency=concurrency,
                 )
             )
 
@@ -155,6 +160,7 @@ class Registry:
         timeout: float | timedelta | None = None,
         history: bool = True,
         transactional: bool = False,
+        concurrency: int | None = None,
     ) -> Callable[[Handler[Tick]], JobType[Tick]]:
         """Declare a job type with a schedule: each of its ticks becomes one job, whichever instance fires it::
 
@@ -171,7 +177,7 @@ class Registry:
             missed: What becomes of ticks that nobody fired in time. ``"once"``: one job stands for all of them.
                 ``"skip"``: what is more than a minute late gets no job. ``"all"``: a job for each.
             per: ``"origin"``: a job in every origin, instead of one for the service; not together with `home`.
-            home: As in `job`; so are `name`, `retry`, `timeout`, `history` and `transactional`.
+            home: As in `job`; so are `name`, `retry`, `timeout`, `history`, `transactional` and `concurrency`.
 
         Returns:
             A decorator, which makes a `JobType` of the handler.
@@ -202,6 +208,7 @@ class Registry:
                 history=history,
                 transactional=transactional,
                 home=home,
+                concurrency=concurrency,
             )(handler)
             job_type.periodic = periodic
             return job_type
@@ -218,6 +225,8 @@ class Registry:
             raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
         if job_type.batch is not None:
             self.batch_sizes[job_type.name] = job_type.batch
+        if job_type.concurrency is not None:
+            self.limits[job_type.name] = job_type.concurrency
         for includer in self._includers:
             includer.add(job_type)
         return job_type

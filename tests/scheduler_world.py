@@ -8,7 +8,7 @@ be kept back for as long as a test likes, so every interleaving of commits, read
 import asyncio
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -218,6 +218,7 @@ class Handlers:
         self.batch_sizes: dict[str, int] = {}
         self.clock: Callable[[], float] = float
         self.slow: set[str] = set()
+        self.limits: dict[str, int] = {}
 
     def capacity(self) -> int:
         return self.concurrency - len(self.busy) - len(self.void) - len(self.claimed)
@@ -225,13 +226,19 @@ class Handlers:
     def claim(self, entries: list[Entry]) -> None:
         self.claimed.extend(entries)
 
-    def share_out(self, coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
-        held = Counter(entry.type for entry in (*self.busy, *self.claimed, *coming) if entry.type in self.slow)
+    def share_out(self, coming: Sequence[list[Entry]]) -> tuple[dict[str, int], dict[str, int], list[Entry]]:
+        entries = [entry for batch in coming for entry in batch]
+        held = Counter(entry.type for entry in (*self.busy, *self.claimed, *entries) if entry.type in self.slow)
         slow = {type: held[type] for type in self.slow}
         back = too_many(self.concurrency, slow, [entry.type for entry in self.claimed])
         taken = [entry for entry, goes in zip(self.claimed, back, strict=True) if goes]
         self.claimed = deque(entry for entry in self.claimed if entry not in taken)
-        return shares(self.concurrency, slow), taken
+        limited = {type: limit - self.at_once(type, entries) for type, limit in self.limits.items()}
+        return shares(self.concurrency, slow), limited, taken
+
+    def at_once(self, type: str, coming: Iterable[Entry]) -> int:
+        """Jobs of a type that run, or are going to."""
+        return sum(entry.type == type for entry in (*self.busy, *self.void, *self.claimed, *coming))
 
     def unclaim(self, queue: OriginQueue | None = None) -> list[Entry]:
         taken = [entry for entry in self.claimed if queue is None or entry.origin is queue]
@@ -296,6 +303,7 @@ class Life:
     parallel: float = 0.0
     most_late: int = 3  # rows of an origin in a read
     slow: float = 0.0  # jobs of a type that may become slow
+    limit: int | None = None  # how many of them may run at once
     large: float = 0.0  # payloads that fill a good deal of the memory
 
 
@@ -340,6 +348,10 @@ LIVES = {
     "a type becomes slow": life({"slow_down": 3}, slow=0.7, groups=("a", "b", "c", "d", "e", None), concurrency=5),
     "a crowd of a slow type": life(
         {"slow_down": 1, "insert": 30, "finish": 8}, slow=0.9, groups=tuple("abcdefghijklmnopqrst"), origins=("t/0",)
+    ),
+    "a type has a limit": life(slow=0.7, limit=2, groups=("a", "b", "c", "d", "e", None), concurrency=5),
+    "a type has a limit, and becomes slow": life(
+        {"slow_down": 3, "drain_or_resume": 4}, slow=0.7, limit=1, groups=("a", "b", "c", None), concurrency=5
     ),
     "persons intervene": life({"cancel": 6, "pause": 3, "resume": 3}, groups=("a", "b", "c", None)),
     "persons intervene in everything": life(
@@ -398,6 +410,8 @@ class World:
         metrics = ExecutorMetrics("test", CollectorRegistry())
         self.handlers = Handlers(self.life.concurrency)
         self.handlers.clock = lambda: self.clock
+        if self.life.limit is not None:
+            self.handlers.limits = {"slow": self.life.limit}
         self.reader = Reader(
             _none(),
             self.scheduler,
@@ -664,6 +678,9 @@ class World:
             self._check_choice(entry, named=True)  # it starts, since the last cycle has named it
         self.cycles._flights.clear()
         self.cycles._look_after()
+        chosen = [entry for sent in (*(sent for sent, _ in flying), batch) if sent is not None for entry in sent.chosen]
+        for type, limit in self.handlers.limits.items():
+            assert self.handlers.at_once(type, chosen) <= limit, f"more than {limit} of type {type}"
         if batch is not None:
             batch.rows = self.database.read_named(batch.reads)  # type: ignore[assignment]
             committed = self.cycles.standing.fence == self.database.fence and all(before for _, before in flying)

@@ -110,6 +110,7 @@ RUN_BY = {
         "Debounce": "test_policies_guide.py",
         "A job at most once at a time": "test_policies_guide.py",
         "Many jobs in one call": "test_policies_guide.py",
+        "No more calls at once than another system takes": "test_policies_guide.py",
         "When a job has used up its attempts": "test_policies_guide.py",
     },
     "docs/testing.md": {

@@ -42,6 +42,14 @@ async def test_the_batch_of_the_guide_ends_each_job_as_it_deserves(database: str
     assert sorted(row["outcome"] for row in await history(database, "outcome")) == ["discarded", *["succeeded"] * 8]
 
 
+async def test_the_type_of_the_guide_with_a_limit_is_declared_so(database: str):
+    names = guide(PAGE, "", "No more calls at once than another system takes")
+    assert names["book"].concurrency == 5
+    await enqueue(database, names["book"], [names["Position"](transport_id=f"t{n}") for n in range(9)])
+    async with running(database, names["jobs"]):
+        await drained(database)
+
+
 async def test_the_types_of_the_guide_that_give_up_are_declared_so(database: str):
     names = guide(PAGE, "", "When a job has used up its attempts")
     assert names["invoice"].retry.on_exhausted == "block"

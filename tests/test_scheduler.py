@@ -164,7 +164,7 @@ def test_jobs_run_in_the_same_order_whether_or_not_they_are_taken_out_one_by_one
     rigs, random = (Rig(), Rig()), Random(seed)
     for rig in rigs:
         rig.scheduler.insert_all(many(rig, Random(seed), ["x", "y"] if seed % 4 == 0 else ["x"]), 0.0)
-    rigs[1].scheduler.share_out({"slow": 1_000})
+    rigs[1].scheduler.share_out({"slow": 1_000}, {})
     for late in range(1_000, 1_100):
         limit, more, attempt = random.randrange(1, 6), random.randrange(5), random.choice((1, 1, 2))
         chosen = [rig.choose(limit) for rig in rigs]
@@ -1473,14 +1473,43 @@ def test_of_a_slow_type_no_more_than_its_share_is_chosen():
     rig = Rig()
     rig.put(range(1, 6), group=None, type="slow")
     rig.put(range(6, 10), group=None, type="quick")
-    rig.scheduler.share_out({"slow": 2})
+    rig.scheduler.share_out({"slow": 2}, {})
     assert positions(rig.choose(4)) == [1, 6, 2, 7]
     assert positions(rig.choose()) == [8, 9], "those of other types, one after the other"
     assert rig.choose() == []
-    rig.scheduler.share_out({"slow": 1})
+    rig.scheduler.share_out({"slow": 1}, {})
     assert positions(rig.choose()) == [3]
-    rig.scheduler.share_out({})
+    rig.scheduler.share_out({}, {})
     assert positions(rig.choose()) == [4, 5]
+
+
+def test_of_a_type_with_a_limit_no_more_is_chosen_than_that_leaves():
+    rig = Rig()
+    rig.put(range(1, 6), group=None, type="limited")
+    rig.put(range(6, 10), group=None, type="slow")
+    rig.scheduler.share_out({"slow": 2}, {"limited": 2})
+    assert positions(rig.choose()) == [1, 6, 2, 7], "neither counts for the other"
+    rig.scheduler.share_out({}, {"limited": -1})
+    assert positions(rig.choose()) == [8, 9]
+    for slow, limited in ((1, 5), (5, 1)):
+        rig.scheduler.share_out({"limited": slow}, {"limited": limited})
+        assert len(rig.choose()) == 1
+
+
+def test_a_late_job_of_a_type_that_is_full_waits_with_its_group():
+    """The group had its turn as one of another type, the one of the job that was its first until then."""
+    rig = Rig()
+    rig.put(5, group="g", type="quick")
+    rig.put(1, group="g", type="limited")
+    rig.put(6, group=None, type="quick")
+    rig.scheduler.share_out({}, {"limited": 0})
+    assert positions(rig.choose()) == [6]
+    assert rig.choose() == []
+    rig.scheduler.share_out({}, {"limited": 1})
+    [head] = rig.choose()
+    assert head.position == 1
+    rig.scheduler.ended(head, rig.now)
+    assert positions(rig.choose()) == [5]
 
 
 def test_groups_of_a_slow_type_take_turns():
@@ -1488,23 +1517,23 @@ def test_groups_of_a_slow_type_take_turns():
     rig = Rig()
     rig.put((1, 2), group="long", type="slow")
     rig.put(3, group="short", type="slow")
-    rig.scheduler.share_out({"slow": 1})
+    rig.scheduler.share_out({"slow": 1}, {})
     [head] = rig.choose()
-    rig.scheduler.share_out({"slow": 0})
+    rig.scheduler.share_out({"slow": 0}, {})
     assert rig.hand_over(head) is None
     rig.scheduler.ended(head, rig.now)
-    rig.scheduler.share_out({"slow": 1})
+    rig.scheduler.share_out({"slow": 1}, {})
     assert positions(rig.choose()) == [3]
 
 
 def test_first_attempts_of_a_slow_type_beyond_a_quarter_of_the_window_are_not_kept_in_memory():
     rig = Rig(window=16)
-    rig.scheduler.share_out({"slow": 0})
+    rig.scheduler.share_out({"slow": 0}, {})
     for position in range(1, 21):
         rig.put(position, group=f"group {position}", type="slow")
     assert (rig.scheduler.ready, len(rig.scheduler.memory.jobs)) == (4, 4)
     assert rig.scheduler.memory.space() == 16, "there is room for others"
-    rig.scheduler.share_out({"slow": 1})
+    rig.scheduler.share_out({"slow": 1}, {})
     assert positions(rig.choose()) == [1]
     rig.wait(0.0)
     assert [lane.group for lane in rig.scheduler.hungry] == ["group 5"], "the next one may come"

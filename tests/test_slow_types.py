@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,8 +81,8 @@ async def test_what_hangs_leaves_workers_to_other_types(
         await eventually(lambda: len(ran) == len(others))
         assert (carrier.most, carrier.answered) == (MOST, [])
         [one, *_] = executor.scheduler.memory.jobs.values()
-        assert executor.workers.share_out([]) == ({"call_carrier": 0}, [])
-        assert executor.workers.share_out([one]) == ({"call_carrier": -1}, [])
+        assert executor.workers.share_out([]) == ({"call_carrier": 0}, {}, [])
+        assert executor.workers.share_out([[one]]) == ({"call_carrier": -1}, {}, [])
         carrier.answers.set()
         await drained(database)
     assert Counter(carrier.answered) == Counter(calls)
@@ -227,7 +227,7 @@ async def test_a_type_of_which_few_jobs_take_long_is_not_slow(
     async with running(database, registry, concurrency=WORKERS) as executor:
         await enqueue(database, mostly_quick, range(400))
         await eventually(lambda: len(ran) >= 350)
-        assert executor.workers.share_out([]) == ({}, [])
+        assert executor.workers.share_out([]) == ({}, {}, [])
         hangs.set()
         await drained(database)
     assert "no more of them start" not in caplog.text
@@ -358,10 +358,10 @@ async def test_what_is_named_of_several_slow_types_is_not_given_back_again_and_a
             await enqueue(database, job_type, range(workers * 20 // types))
         share_out = executor.workers.share_out
 
-        def watched(coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
-            left, taken = share_out(coming)
+        def watched(coming: Sequence[list[Entry]]) -> tuple[dict[str, int], dict[str, int], list[Entry]]:
+            *left, taken = share_out(coming)
             back.append(len(taken))
-            return left, taken
+            return *left, taken
 
         executor.assign([ORIGIN], 2)
         await eventually(lambda: len(executor.workers.slow.names) == types)

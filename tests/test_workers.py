@@ -377,7 +377,7 @@ async def test_what_comes_for_a_list_counts_as_one_worker():
         yard.workers.batch_sizes = {"waiting": 50}
         yard.workers.claimed.append([yard.entry("waiting") for _ in range(50)])
         coming = [yard.entry("waiting") for _ in range(2 * 50)]
-        shares, back = yard.workers.share_out(coming)
+        shares, _, back = yard.workers.share_out([coming])
         assert len(back) == 0, "a list was given back with all but one of the workers idle"
         assert shares == {"waiting": WORKERS * 4 // 5 - 3}
         yard.workers.claimed.clear()
