@@ -2,17 +2,18 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from io import BytesIO
 from itertools import chain
+from typing import ClassVar, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.cluster import ClusterMetadata
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import (
-    StickyAssignorMemberMetadataV1,
-    StickyPartitionAssignor,
-)
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyAssignorUserDataV1, StickyPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+from aiokafka.protocol.struct import Struct
+from aiokafka.protocol.types import Array, Schema, String
 
 __all__ = ["Assignor", "share"]
 
@@ -23,28 +24,60 @@ Shares = dict[str, list[TopicPartition]]
 _GOLDEN = (5**0.5 - 1) / 2
 
 
+class _Unread(Struct):
+    """What a member tells behind all that aiokafka's assignor knows: that, and earlier releases, read no further."""
+
+    topics: list[str]
+    SCHEMA = Schema(("topics", Array(String("utf-8"))))
+
+
+class _Told(NamedTuple):
+    """What a member tells. partitions: those that it has had, in `generation`; unread: topics that it joins only for
+    the jobs of their partitions."""
+
+    topics: AbstractSet[str]
+    partitions: Sequence[TopicPartition] = ()
+    generation: int = StickyPartitionAssignor.DEFAULT_GENERATION_ID
+    unread: AbstractSet[str] = frozenset()
+
+
 class Assignor(StickyPartitionAssignor):
     """aiokafka's sticky one, whose time is the square of the number of partitions: 9,000 keep the event loop of the
-    member that assigns them for seconds, more of them for longer than a lease. Its name and what members tell each
-    other are the same, so that either may assign to the other.
+    member that assigns them for seconds, more of them for longer than a lease. And here members tell which of their
+    topics they do not consume: they get partitions of these only where nobody else in the group consumes them.
 
-    It keeps its state in its class: each client needs a class of its own.
+    Its name is the same, and each reads what the other's members tell, so that either may assign to the other; so may
+    an earlier release. A member that tells nothing of it counts as consuming all its topics.
+
+    It keeps its state in its class: each client needs a class of its own, which names its `unread` topics.
     """
+
+    unread: ClassVar[AbstractSet[str]] = frozenset()
+
+    @classmethod
+    def metadata(cls, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
+        """What this member tells the one that assigns."""
+        told = super().metadata(topics)
+        if cls.unread:
+            had = told.user_data or StickyAssignorUserDataV1([], cls.DEFAULT_GENERATION_ID).encode()
+            told.user_data = had + _Unread(sorted(cls.unread)).encode()
+        return told
 
     @classmethod
     def assign(
         cls, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
     ) -> dict[str, ConsumerProtocolMemberAssignment]:
         """What each member gets; called of the one that leads the group."""
-        told = {member: cls.parse_member_metadata(metadata) for member, metadata in members.items()}
-        topics = {topic for metadata in told.values() for topic in metadata.subscription}
+        told = {member: _told(metadata) for member, metadata in members.items()}
+        topics = {topic for each in told.values() for topic in each.topics}
+        consumed = {topic for each in told.values() for topic in each.topics - each.unread}
         had: dict[str, set[int]] = {topic: set() for topic in topics & cluster.unauthorized_topics}
-        for topic, number in chain.from_iterable(metadata.partitions for metadata in told.values()):
+        for topic, number in chain.from_iterable(each.partitions for each in told.values()):
             if topic in had:  # it may not be seen, and this member may have started without the right to
                 had[topic].add(number)
         shares = share(
             {topic: cluster.partitions_for_topic(topic) or had.get(topic, ()) for topic in topics},
-            {member: set(metadata.subscription) for member, metadata in told.items()},
+            {member: each.topics - (each.unread & consumed) for member, each in told.items()},
             # Of what two have had, the later one's word counts.
             {member: told[member].partitions for member in sorted(told, key=lambda m: (told[m].generation, m))},
         )
@@ -53,15 +86,22 @@ class Assignor(StickyPartitionAssignor):
             for member, partitions in shares.items()
         }
 
-    @classmethod
-    def parse_member_metadata(cls, metadata: ConsumerProtocolMemberMetadata) -> StickyAssignorMemberMetadataV1:
-        """What a member has told. Who tells nonsense has had nothing: aiokafka's logs most of that, but raises where it
-        decodes to nulls, and the group would stand still for as long as that member is there."""
-        try:
-            return super().parse_member_metadata(metadata)
-        except TypeError as error:
-            log.error("what a member of the group says it has had cannot be read: %r", error)
-            return StickyAssignorMemberMetadataV1(metadata.subscription, [], cls.DEFAULT_GENERATION_ID)
+
+def _told(metadata: ConsumerProtocolMemberMetadata) -> _Told:
+    """Who tells nonsense has had nothing, and consumes all its topics: aiokafka raises where that decodes to nulls, and
+    the group would stand still for as long as that member is there."""
+    topics = frozenset(metadata.subscription)
+    if not metadata.user_data:
+        return _Told(topics)
+    rest = BytesIO(metadata.user_data)
+    try:
+        had = StickyAssignorUserDataV1.decode(rest)
+        partitions = [TopicPartition(topic, number) for topic, numbers in had.previous_assignment for number in numbers]
+        unread = _Unread.decode(rest).topics if rest.tell() < len(metadata.user_data) else ()
+        return _Told(topics, partitions, had.generation, frozenset(unread))
+    except (TypeError, ValueError) as error:
+        log.error("what a member of the group says it has had cannot be read: %r", error)
+        return _Told(topics)
 
 
 def share(

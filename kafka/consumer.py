@@ -41,8 +41,8 @@ _STABLE_SECONDS = 60.0  # a connection that has lasted so long makes the next pa
 
 class Consumer(ConsumerRebalanceListener):
     """Consumes the topics of `subscriptions`, and those of `stateless`, which need no Postgres. For `topics` it only
-    joins the group, so that their partitions, and with them the jobs of these origins, are assigned. To the loops of
-    its halves it is the `Roof`.
+    joins the group, so that their partitions, and with them the jobs of these origins, are assigned, unless others in
+    it consume them. To the loops of its halves it is the `Roof`.
 
     transactions and assignment: None in a service without Postgres. dead_letters: needed by `stateless`.
     """
@@ -63,15 +63,17 @@ class Consumer(ConsumerRebalanceListener):
     ) -> None:
         self.joined = False  # has had an assignment
         self.ending = False
-        self.metrics = ConsumerMetrics(service, prometheus, {*subscriptions, *(stateless or ())})
+        consumed = {*subscriptions, *(stateless or ())}
+        self.metrics = ConsumerMetrics(service, prometheus, consumed)
         self._stored = self._stateless = None
         if transactions is not None:
             self._stored = Stored(subscriptions, settings, transactions, topic_table, self.metrics, self)
         if stateless and dead_letters is not None:
             self._stateless = Stateless(stateless, settings, dead_letters, self.metrics, self)
         self._halves: list[Half[Any, Any, Any]] = [half for half in (self._stored, self._stateless) if half is not None]
-        self._topics = sorted({*subscriptions, *(stateless or ()), *topics})
-        self.vitals = Vitals({*subscriptions, *(stateless or ())}, self._topics, self._partitions)
+        self._topics = sorted({*consumed, *topics})
+        self._unread = {*topics} - consumed
+        self.vitals = Vitals(consumed, self._topics, self._partitions)
         self.metrics.figures = self.vitals.figures
         self._settings = settings
         self._group_id = settings.group or service
@@ -99,7 +101,7 @@ class Consumer(ConsumerRebalanceListener):
         self.vitals.begin()
         try:
             while not self._stopping.is_set():
-                client = membership.make_client(self._settings, self._group_id, self._seen)
+                client = membership.make_client(self._settings, self._group_id, self._seen, unread=self._unread)
                 try:
                     await membership.connect(client, self._stopping, self._settings.request_seconds)
                     await self._serve(client)

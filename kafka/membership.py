@@ -104,11 +104,13 @@ _NOTHING = TopicPartition("", 0)  # to be polled for: no records come of it
 _NO_POLL_LIMIT_MS = 2**31 - 1
 
 
-def make_client(settings: KafkaSettings, group_id: str, seen: dict[str, Any] | None = None) -> AIOKafkaConsumer:
+def make_client(
+    settings: KafkaSettings, group_id: str, seen: dict[str, Any] | None = None, *, unread: Collection[str] = ()
+) -> AIOKafkaConsumer:
     """A client that has not connected yet. Positions are ours to set, and offsets ours to commit. seen: what one client
-    was told of the topics, for the next one."""
+    was told of the topics, for the next one. unread: topics that it joins only for the jobs of their partitions."""
     # A class of its own, see there. Sticky: an origin that stays where it is needs neither a drain nor a new lease.
-    assignor = type("Sticky", (Assignor,), {})
+    assignor = type("Sticky", (Assignor,), {"unread": frozenset(unread)})
     client = AIOKafkaConsumer(
         **settings.consumer_options(),
         group_id=group_id,

@@ -77,7 +77,8 @@ class Service:
         kafka: Bootstrap servers, or `KafkaSettings`. None for a service that brings its own consumer
             (`executor.rebalance_listener`) or has a fixed `assignment`.
         assignment: Origins without Kafka.
-        topics: Joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
+        topics: Joined beside those that have a consumer here, for jobs whose origin is one of their partitions. Where
+            other instances consume them, these run the jobs.
         schema: Of Sidings' tables. Default: ``sidings``.
         executor: How jobs run.
         outbox: How messages leave.

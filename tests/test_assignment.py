@@ -1,14 +1,15 @@
 """From Kafka's assignment to the executor's origins: the listener alone, and consumers that their users own."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from sidings import Job, StaticAssignment
+from sidings import Job, Message, StaticAssignment, Transaction
 from sidings.errors import ConfigurationError
 from sidings.kafka import RebalanceListener
 
-from .consumer_support import a_service, as_json, producing
+from .consumer_support import Number, a_service, as_json, effects_table, produce, producing, record
 from .support import SECONDS, Ride, drained, eventually, value
 
 
@@ -185,3 +186,45 @@ async def test_topics_are_joined_for_their_jobs_alone(database, topic, sidings_k
         await eventually(lambda: ran == [f"{name}/1"])
         assert service.problems() == []
     assert await value(database, "SELECT count(*) FROM sidings.consumer_offset") == 0
+
+
+async def test_where_others_consume_a_topic_who_joins_it_for_its_jobs_alone_takes_none_of_it(
+    database, topic, sidings_kafka
+):
+    """Such as a web server, whose job types have their home there. It got half of the partitions, and their messages
+    were read by nobody, without a word."""
+    name = await topic(partitions=4)
+    await effects_table(database)
+    ran: list[str] = []
+
+    def an_instance(which: str) -> tuple[Any, Any]:
+        service = a_service(database, sidings_kafka)
+
+        @service.job(group="transport", home=name)
+        async def follow_up(job: Job[Ride]) -> None:
+            ran.append(which)
+
+        return service, follow_up
+
+    web, follow_up = an_instance("web")
+    async with web:
+        await eventually(lambda: len(web.executor.held) == 4)
+        consuming, _ = an_instance("consuming")
+
+        @consuming.consumer(name, model=Number)
+        async def on_number(message: Message[Number], tx: Transaction) -> None:
+            await record(message, tx)
+
+        async with consuming:
+            await eventually(lambda: len(consuming.executor.held) == 4)
+            for partition in range(4):
+                await produce(sidings_kafka, name, [partition], partition=partition)
+            await eventually(lambda: value(database, "SELECT count(*) = 4 FROM effect"))
+            async with web.transaction() as tx:
+                await follow_up.enqueue(tx, Ride(transport="t"))
+            await eventually(lambda: ran == ["consuming"])
+            assert web.executor.held == {}
+            assert web.problems() == web._life.not_ready() == []
+        async with web.transaction() as tx:
+            await follow_up.enqueue(tx, Ride(transport="t"))
+        await eventually(lambda: ran == ["consuming", "web"])

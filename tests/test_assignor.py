@@ -36,6 +36,26 @@ def all_of(topics: dict[str, Any]) -> list[TopicPartition]:
     return sorted(TopicPartition(topic, number) for topic in topics for number in topics[topic])
 
 
+def told(topics: Iterable[str], unread: Iterable[str] = (), had: Iterable[TopicPartition] | None = None) -> Any:
+    """What one of our members tells, as it is on the wire; unread: what it joins, and does not consume."""
+    state = {} if had is None else {"member_assignment": list(had), "generation": 5}
+    assignor: Any = type("Sticky", (Assignor,), {"unread": frozenset(unread), **state})
+    return ConsumerProtocolMemberMetadata.decode(assignor.metadata(list(topics)).encode())
+
+
+def assigned_by(assignor: Any, members: dict[str, Any], count: int = 4) -> dict[str, set[TopicPartition]]:
+    """By the leader; of each topic there are `count` partitions."""
+
+    class Cluster(ClusterMetadata):
+        def topics(self, exclude_internal_topics=True):
+            return {topic for metadata in members.values() for topic in metadata.subscription}
+
+        def partitions_for_topic(self, topic):
+            return set(range(count))
+
+    return {member: set(own.partitions()) for member, own in assignor.assign(Cluster(), members).items()}
+
+
 @given(st.data(), TOPICS, MEMBERS)
 def test_each_partition_is_assigned_once_and_evenly_whatever_members_have_had(data, topics, members):
     possible = st.sampled_from([TopicPartition(topic, number) for topic in "abf" for number in range(15)])
@@ -93,18 +113,22 @@ def test_topics_of_one_partition_do_not_keep_the_others_from_being_mixed():
     assert {Counter(partition.topic for partition in had)["positions"] for had in shares.values()} == {3, 4}
 
 
-@pytest.mark.parametrize("told", [pack(">ii", -1, 5), pack(">ihsii", 1, 1, b"a", -1, 5), b"\xff" * 50, b"?"], ids=repr)
-def test_a_member_that_tells_nonsense_of_what_it_has_had_gets_its_share(told):
-    class Cluster(ClusterMetadata):
-        def partitions_for_topic(self, topic):
-            return {0, 1, 2}
+NONSENSE = [
+    pack(">ii", -1, 5),
+    pack(">ihsii", 1, 1, b"a", -1, 5),
+    b"\xff" * 50,
+    b"?",
+    pack(">iii", 0, 5, -1),  # of what it does not consume
+    pack(">iii", 0, 5, 9),
+]
 
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
+def test_a_member_that_tells_nonsense_of_what_it_has_had_gets_its_share(nonsense):
     had = StickyPartitionAssignor._metadata(["a"], [TopicPartition("a", 1)], 5)
-    members = {"1": ConsumerProtocolMemberMetadata(0, ["a"], told), "2": had}
-    assert {member: len(own.partitions()) for member, own in Assignor.assign(Cluster(), members).items()} == {
-        "1": 1,
-        "2": 2,
-    }
+    members = {"1": ConsumerProtocolMemberMetadata(0, ["a"], nonsense), "2": had}
+    shares = assigned_by(Assignor, members, 3)
+    assert {member: len(own) for member, own in shares.items()} == {"1": 1, "2": 2}
 
 
 def test_of_a_topic_that_the_leader_may_not_see_members_keep_what_they_have_had():
@@ -117,6 +141,51 @@ def test_of_a_topic_that_the_leader_may_not_see_members_keep_what_they_have_had(
         cluster.unauthorized_topics = refused
         shares = Assignor.assign(cluster, members)
         assert {tp.partition for own in shares.values() for tp in own.partitions()} == numbers
+
+
+def test_of_a_topic_that_some_consume_those_who_join_it_for_its_jobs_alone_get_nothing():
+    """They got their share of it, and nobody read that."""
+    members = {"1": told("ab"), "2": told("ab", unread="a"), "3": told("ab", unread="ab")}
+    assert assigned_by(Assignor, members) == {
+        "1": set(all_of({"a": range(4)})),
+        "2": set(all_of({"b": range(4)})),
+        "3": set(),
+    }
+
+
+def test_a_topic_that_nobody_consumes_is_shared_by_those_who_join_it_for_its_jobs():
+    had = all_of({"a": [0, 3]})
+    members = {"1": told("a", unread="a"), "2": told("a", unread="a", had=had)}
+    assert assigned_by(Assignor, members) == {"1": set(all_of({"a": [1, 2]})), "2": set(had)}
+
+
+def test_a_member_of_an_earlier_release_counts_as_one_that_consumes_what_it_joins():
+    """As while a release is rolled out. If it does not, it keeps the jobs of these topics until it goes."""
+    for had in (None, [TopicPartition("a", 0)]):
+        earlier = StickyPartitionAssignor._metadata(["a"], had, 5)
+        assert told("a", had=had).encode() == earlier.encode(), "who consumes all says what it has said"
+        shares = assigned_by(Assignor, {"1": earlier, "2": told("a", unread="a"), "3": told("a")})
+        assert {member: len(own) for member, own in shares.items()} == {"1": 2, "2": 0, "3": 2}
+
+
+def test_an_earlier_release_reads_what_members_have_had_whatever_else_they_tell():
+    had = all_of({"a": [2, 3]})
+    members = {"1": told("a", unread="a", had=had), "2": told("a", unread="a")}
+    assert assigned_by(type("Bare", (StickyPartitionAssignor,), {}), members)["1"] == set(had)
+
+
+@given(st.data(), TOPICS, MEMBERS)
+def test_every_partition_goes_to_one_that_consumes_its_topic_where_anybody_does(data, topics, members):
+    chosen = st.sets(st.sampled_from(sorted(topics)))
+    joined = {member: data.draw(chosen) for member in members}
+    unread = {member: data.draw(chosen) for member in members}
+    metadata = {member: told(joined[member], unread=unread[member]) for member in members}
+    shares = assigned_by(Assignor, metadata, 3)
+    there = {topic for names in joined.values() for topic in names}
+    consumed = {topic for member in members for topic in joined[member] - unread[member]}
+    assert sorted(tp for own in shares.values() for tp in own) == all_of(dict.fromkeys(there, range(3)))
+    for member, own in shares.items():
+        assert {tp.topic for tp in own} <= joined[member] - (unread[member] & consumed)
 
 
 def test_fifty_thousand_partitions_are_shared_within_the_time_of_a_test():
