@@ -135,7 +135,7 @@ class MissingOrigin(EnqueueError):
 
     Outside of a consumer's or job's handler, give ``origin=``. For a type with a home, and in `Service.origin_for`, the
     number of the topic's partitions is not known yet: start a service that consumes the topic, or names it in
-    ``topics=``, once while Kafka is up.
+    ``topics=``, once while Kafka is up. Beside a consumer of your own neither is possible: insert the topic's row.
     """
 
 

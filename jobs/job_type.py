@@ -320,8 +320,8 @@ class JobType(Generic[P]):
     def _homeless(self) -> NoReturn:
         raise MissingOrigin(
             f"the job {self.name!r} has its home in {self.home!r}, whose partitions are not known yet: start a service "
-            "that consumes it, or names it in topics=, once while Kafka is up; or insert its row into "
-            f"{self._destination.schema}.topic; or give origin='topic/partition'"
+            "that consumes it, or names it in topics=, once while Kafka is up; else, as with a consumer of your own, "
+            f"give origin='topic/partition', or insert its row into {self._destination.schema}.topic"
         )
 
     def dump(self, payload: P) -> str:

@@ -74,7 +74,8 @@ class RebalanceListener(ConsumerRebalanceListener):
     For a consumer of your own: ``consumer.subscribe(topics, listener=service.executor.rebalance_listener)``, or call
     its two methods from a listener of yours, within aiokafka's own callback. The consumer must not commit by itself
     (``enable_auto_commit=False``): it would commit messages whose jobs are not stored yet. Nor may a topic have the
-    name that the outbox' slots have, ``outbox``.
+    name that the outbox' slots have, ``outbox``. The service must not join topics itself, for consumers, ``topics=`` or
+    a ``home``: the two groups would take the origins from each other.
 
     Args:
         patience_seconds: After partitions were revoked, how long to wait for the next assignment before the jobs are
@@ -86,14 +87,21 @@ class RebalanceListener(ConsumerRebalanceListener):
         self._patience_seconds = patience_seconds
         # Gets the error where the consumer breaks these rules. None: it is raised.
         self.on_refused: Callable[[Exception], None] | None = None
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: AIOKafkaConsumer | None = None  # the service's own, which has joined `_topics`
+        self._topics: Collection[str] = ()
+        self._has_called = False  # a consumer of the user's
         self._timer: asyncio.TimerHandle | None = None
         self._generation = 0
         self._closed = False
 
-    def follow(self, consumer: AIOKafkaConsumer) -> None:
-        """Take the generation from this consumer."""
-        self._consumer = consumer
+    def follow(self, consumer: AIOKafkaConsumer, topics: Collection[str]) -> None:
+        """The service itself joins `topics` with this consumer, which calls `take`, and has the generation. Nobody else
+        may assign. Raises as `on_partitions_assigned`."""
+        self._consumer, self._topics = consumer, topics
+        try:
+            self._check_alone()
+        except ConfigurationError as error:
+            self._refuse(error)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """A rebalance begins. Jobs go on under their leases."""
@@ -104,21 +112,24 @@ class RebalanceListener(ConsumerRebalanceListener):
         """A rebalance has ended with the complete assignment of this member.
 
         Raises:
-            ConfigurationError: The consumer commits by itself, or a topic has the name of the outbox' slots; unless
-                `on_refused` takes it.
+            ConfigurationError: The consumer commits by itself, a topic has the name of the outbox' slots, or the
+                service joins topics itself; unless `on_refused` takes it.
         """
+        self._has_called = True
+        self.take(assigned)
+
+    def take(self, assigned: Collection[TopicPartition]) -> None:
+        """The same, for the service's own consumer."""
         if self._closed:
             return
         self._stop_timer()
         try:
+            self._check_alone()
             for topic in {tp.topic for tp in assigned}:
                 check_topic(topic, "rebalance_listener", leased=True)
             self._generation = self._find_generation()
         except ConfigurationError as error:
-            log.critical("%s", error)
-            if self.on_refused is None:
-                raise
-            self.on_refused(error)
+            self._refuse(error)
             return
         self._assign([origin_of(tp.topic, tp.partition) for tp in assigned], self._generation)
 
@@ -126,6 +137,19 @@ class RebalanceListener(ConsumerRebalanceListener):
         """From now on nothing is passed on: the executor is stopping and gives its origins back itself."""
         self._closed = True
         self._stop_timer()
+
+    def _refuse(self, error: ConfigurationError) -> None:
+        log.critical("%s", error)
+        if self.on_refused is None:
+            raise error
+        self.on_refused(error)
+
+    def _check_alone(self) -> None:
+        if self._has_called and self._consumer is not None:
+            raise ConfigurationError(
+                "a consumer of your own has executor.rebalance_listener, and the service itself joins "
+                f"{', '.join(self._topics)}, for its consumers, topics= or a home: leave these out, or the listener"
+            )
 
     def _start_timer(self) -> None:
         self._stop_timer()
@@ -147,7 +171,7 @@ class RebalanceListener(ConsumerRebalanceListener):
         if coordinator is None:
             log.warning("the generation of the consumer group cannot be seen from here: the clock stands in for it")
             return max(self._generation + 1, round(time.time() * 1000))
-        if self._consumer is None and coordinator._enable_auto_commit:  # pyright: ignore[reportPrivateUsage]
+        if coordinator._enable_auto_commit:  # pyright: ignore[reportPrivateUsage]
             raise ConfigurationError(
                 "the consumer commits offsets by itself (enable_auto_commit=True), which would commit messages whose "
                 "jobs are not stored yet: make it with enable_auto_commit=False, and commit after the transaction"

@@ -173,7 +173,7 @@ class Consumer(ConsumerRebalanceListener):
         self.ending = False
         self._connected_at = time.monotonic()
         if self._assignment is not None:
-            self._assignment.follow(client)
+            self._assignment.follow(client, self._topics)
         epochs = LeaderEpochs(client, self._cuts)
         async with asyncio.TaskGroup() as self._group:
             for half in self._halves:
@@ -292,7 +292,7 @@ class Consumer(ConsumerRebalanceListener):
         for missing in self.vitals.missing_topics():
             log.warning("%s; taken up within %.0f s then", missing, self._settings.metadata_seconds)
         if self._assignment is not None:
-            self._assignment.on_partitions_assigned(assigned)
+            self._assignment.take(assigned)
         self.vitals.rebalance_ends()
         self._outage.over()
         self.joined = True

@@ -123,7 +123,7 @@ class Topics:
             raise MissingOrigin(
                 f"the partitions of the topic {topic!r} are not known yet (known: {', '.join(self._known) or 'none'}): "
                 "the service must be running, and some instance must have consumed the topic, or named it in topics=, "
-                "while Kafka was up; or insert its row into sidings.topic"
+                "while Kafka was up; else, as with a consumer of your own, insert its row into sidings.topic"
             )
         raw = key.encode() if isinstance(key, str) else key
         if not isinstance(raw, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked

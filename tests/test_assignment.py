@@ -170,6 +170,39 @@ async def test_auto_commit_on_a_users_consumer_brings_the_service_down_with_the_
         await consumer.stop()
 
 
+TWO = r"the service itself joins .*, for its consumers, topics= or a home: leave these out, or the listener"
+
+
+@pytest.mark.parametrize("joined", ["topics=", "home"])
+@pytest.mark.parametrize(("when", "group"), [("before", "another"), ("before", "test"), ("after", "another")])
+async def test_a_users_consumer_beside_topics_that_the_service_joins_brings_it_down_with_the_reason(
+    database, topic, sidings_kafka, when, group, joined
+):
+    """Each took the origins from the other, under the generation of a group that was not its own. In one group the
+    service could not even join, as its assignor is another than aiokafka's default."""
+    name = await topic()
+    service = a_service(database, sidings_kafka, topics=[name] if joined == "topics=" else [])
+
+    @service.job(group="transport", home=name if joined == "home" else None)
+    async def follow_up(job: Job[Ride]) -> None: ...
+
+    consumer = a_consumer(sidings_kafka, name if group == "another" else group)
+    listener = service.executor.rebalance_listener
+    await consumer.start()
+    running = None
+    if when == "after":
+        running = asyncio.create_task(service.run())
+        await eventually(lambda: service.executor.held)
+    try:
+        consumer.subscribe([name], listener=listener)
+        if running is None:
+            await eventually(lambda: listener._has_called)
+        with pytest.raises(ConfigurationError, match=TWO):
+            await asyncio.wait_for(running or service.run(), SECONDS)
+    finally:
+        await consumer.stop()
+
+
 async def test_topics_are_joined_for_their_jobs_alone(database, topic, sidings_kafka):
     name = await topic(partitions=2)
     service = a_service(database, sidings_kafka, topics=[name])
