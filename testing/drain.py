@@ -135,19 +135,25 @@ async def drain(
             "which has its own, drain(service)"
         )
     attempts: list[Attempt] = []
+    due: float | None = None
+    known = False  # when the next one becomes due; what has become due since is found by one more look
     async with connected, _opened(settings, registry, poison_after) as drainer:
         while True:
-            while entries := await drainer.next(limit - len(attempts)):
+            if entries := await drainer.next(limit - len(attempts)):
                 if len(attempts) >= limit:
                     raise NotDrained(
                         f"jobs are left after {limit} attempts ({attempts[-1]}): give limit= or less until="
                     )
                 attempts += map(drainer.attempt, await drainer.run(entries))
-            due = await drainer.next_due()
-            if due is None or due > left:
+                known = False
+            elif not known:
+                due, known = await drainer.next_due(), True
+            elif due is None or due > left:
                 return attempts
-            left -= due
-            await drainer.jump(due)
+            else:
+                left -= due
+                await drainer.jump(due)
+                known = False
 
 
 @asynccontextmanager

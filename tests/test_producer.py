@@ -281,7 +281,7 @@ async def test_who_gives_up_ends_no_list_of_which_kafka_takes_more_all_the_time(
     async with sending(sidings_kafka, **BATCHES) as producer:
         began = time.monotonic()
         sent = asyncio.create_task(producer.send_many(many(etas, 12)))
-        await eventually(lambda: time.monotonic() - began > 2 * BATCHES["delivery_seconds"])
+        await eventually(lambda: producer._current and time.monotonic() - began > 2 * BATCHES["delivery_seconds"])
         sender = producer._current[False]
         impatient = asyncio.create_task(producer.send(etas, key="k", value=b"100"))
         await eventually(lambda: sender.users == 2)

@@ -244,7 +244,7 @@ async def test_a_job_ends_as_what_its_task_group_raised_would_have_it(database: 
         options = {"batch": 10}
     job_type = service.job(name="ride", payload=Ride, retry=retry, **options)(handler)
     await enqueue(database, job_type, [Ride()])
-    [attempt] = await drain(service)
+    attempt, *_ = await drain(service)  # after a conflict the next attempt may be due already
     assert attempt.outcome == outcome
     assert delay is None or attempt.delay == delay
     assert attempt.error is not None

@@ -248,6 +248,23 @@ async def test_time_jumps_to_what_becomes_due_and_not_beyond_until(database: str
     assert {a.group for a in await drain(database, registry)} == {"fail", "day"}
 
 
+async def test_a_job_that_becomes_due_between_two_looks_is_run(database: str, monkeypatch: pytest.MonkeyPatch):
+    """A look for what is due came too early for it, and the one for what will be due came too late."""
+    drainer = sys.modules[drain.__module__]._Drainer
+    registry, next_due = Registry(), drainer.next_due
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async def a_moment_later(self: Any) -> float | None:
+        await self._connection.execute("UPDATE sidings.job SET run_at = clock_timestamp() WHERE position IS NULL")
+        return await next_due(self)
+
+    await enqueue(database, ride, [Ride()], delay=3600)
+    monkeypatch.setattr(drainer, "next_due", a_moment_later)
+    assert len(await drain(database, registry)) == 1
+
+
 async def test_policies_see_the_simulated_time(database: str):
     async def handler(job: Job[Ride]) -> None:
         raise ValueError("broken")
