@@ -379,6 +379,7 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
 
     class Told:
         partitions = (0, 1)
+        unreadable: ClassVar[dict[int, str]] = {}
 
         def __init__(self, *standings: Standing) -> None:
             self._standings = dict(enumerate(standings))
@@ -526,6 +527,78 @@ async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(top
         assert len(terminals.problems()) == 1
         assert terminals._follower.reader is reader, "no connection was given up"
         assert terminals._follower.rebuilds == 0
+
+
+async def test_one_record_that_cannot_be_read_for_long_does_not_stop_the_others_when_the_connection_breaks(
+    own_kafka, monkeypatch
+):
+    """All was read again then, for what may have been missed, and that ended as little as the record was read: until it
+    was, nothing changed any more in any partition."""
+    monkeypatch.setattr("sidings.kafka.directory.reader._REST_SECONDS", 0.3)
+    kafka = await asyncio.to_thread(own_kafka)
+    config = COMPACTED | {"delete.retention.ms": "0"}
+    await create_topic(kafka.bootstrap, "terminals", partitions=2, config=config)
+    await put(kafka.bootstrap, "terminals", {"T-0": row("T-0")})
+    await put(kafka.bootstrap, "terminals", {"T-1": row("T-1")}, partition=1)
+    fetch, breaking = Reader.fetch, False
+
+    async def breaks(self: Reader, seconds: float, most: int) -> Any:
+        if breaking:
+            raise KafkaConnectionError("just then")
+        return await fetch(self, seconds, most)
+
+    async def refused(*_: Any) -> None:
+        raise KafkaError("no answer")
+
+    monkeypatch.setattr(Reader, "fetch", breaks)
+    async with a_directory("terminals", kafka.bootstrap) as terminals:
+        follower, told = terminals._follower, noted(terminals)
+        await terminals.wait_until(timeout=SECONDS)
+        with monkeypatch.context() as away:
+            away.setattr(Reader, "connect", refused)
+            breaking = True
+            await eventually(lambda: follower.reader is None)
+            await put(kafka.bootstrap, "terminals", {"T-0": row("T-0", "b")})
+            [log] = Path(kafka.directory).rglob("terminals-0/*.log")
+            whole = log.read_bytes()
+            with log.open("r+b") as file:
+                file.seek(whole.rindex(b"acquirerId"))
+                file.write(b"?")
+            breaking = False
+        monkeypatch.setattr("sidings.kafka.directory.completeness._ABSENT_SECONDS", 1.0)
+        await eventually(lambda: terminals.problems() and follower.stale_seconds > 1.0)
+        for number in range(3):
+            before, breaking = follower.reader, True
+            await eventually(lambda: follower.reader is not before)  # noqa: B023
+            breaking = False
+            await put(kafka.bootstrap, "terminals", {"T-1": row("T-1", str(number))}, partition=1)
+            await terminals.wait_until(number + 1, partition=1, timeout=SECONDS)
+            assert told[-1][0] == "T-1"
+            assert told[-1][2] == terminals["T-1"].acquirer_id == str(number)
+        assert follower.rebuilds == 0
+        assert terminals["T-0"].acquirer_id == "a"
+        log.write_bytes(whole)
+        await eventually(lambda: follower.rebuilds, "what may have been missed is looked for when it can be read")
+        await terminals.wait_until(timeout=SECONDS)
+        assert {key: value.acquirer_id for key, value in terminals.items()} == {"T-0": "b", "T-1": "2"}
+
+
+def test_what_was_missed_in_front_of_a_record_that_cannot_be_read_is_not_put_down_to_a_long_load():
+    """Where that record had come during the load. A load as long would be followed by no other."""
+    completeness = Completeness("terminals")
+    completeness.tombstone_seconds = 100.0
+    completeness.begin()
+    completeness.at, loaded_at = 1_000.0, 1_010.0
+    completeness.barrier_reached()
+    completeness.loaded()
+    for stands in ({0: "why"}, {}):  # it can be read again
+        completeness.stand_still(stands)
+        completeness.at_end(1, 2_000.0)
+        assert completeness.look((0, 1)) is None
+        assert completeness.missed_before(loaded=True) is None
+    completeness.at_end(0, loaded_at + 1_000.0)
+    assert "delete.retention.ms" in (completeness.look((0, 1)) or "")
+    assert completeness.missed_before(loaded=True) is not None
 
 
 async def test_a_connection_is_taken_for_sound_when_it_has_lasted(topic, sidings_kafka, monkeypatch):

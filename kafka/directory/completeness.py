@@ -3,7 +3,7 @@ it."""
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 __all__ = ["TOMBSTONE_SECONDS", "Completeness"]
 
@@ -23,6 +23,7 @@ class Completeness:
         self._at_end: dict[int, float] = {}  # the same of each partition
         self._served_at = 0.0  # the same of the rows that are in use
         self._read_anew = False  # and since then something has been missing at any time
+        self._standing: set[int] = set()  # partitions with a record that the client cannot read, until they are read
 
     @property
     def stale_seconds(self) -> float:
@@ -32,10 +33,20 @@ class Completeness:
     def begin(self) -> None:
         """All is read from now on, for the first time or again."""
         self.at, self._read_anew = time.time(), True
+        self._standing.clear()
 
     def at_end(self, partition: int, answered: float) -> None:
         """All of the partition had been read when Kafka answered."""
         self._at_end[partition] = answered
+        self._standing.discard(partition)
+
+    def stand_still(self, partitions: Collection[int]) -> None:
+        """The client cannot read what comes next of these. What they miss meanwhile was not missed in a long load, and
+        nothing is gained by reading all again before they are read: that would end as little, and keep back what comes
+        of the others. `look` sees it when they have come to their ends."""
+        self._standing.update(partitions)
+        if partitions:
+            self._read_anew = False
 
     def barrier_reached(self) -> None:
         """What was at its end once, earlier, may have deletions since."""
@@ -61,7 +72,10 @@ class Completeness:
         return None
 
     def missed_before(self, loaded: bool) -> str | None:
-        """Why the rows, of before a connection or of a file, may not be current; None where they are."""
+        """Why the rows, of before a connection or of a file, may not be current; None where they are, or where rows in
+        use will be looked at when no partition stands still any more."""
+        if loaded and self._standing:
+            return None
         away = abs(time.time() - self.at)  # a time to come is none to count from
         return self._missed(away) if away > self.tombstone_seconds and (not loaded or away > _ABSENT_SECONDS) else None
 

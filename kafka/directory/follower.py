@@ -315,6 +315,7 @@ class Follower(Generic[T]):
     async def _look_at_positions(self, reader: Reader) -> dict[int, int]:
         """What is read next of each partition; and what Kafka has said of its end."""
         positions = dict(self.progress.positions)
+        self._completeness.stand_still(reader.unreadable)
         for partition, standing in (await reader.standings()).items():
             # What was applied before is read again after a pause, but has been applied.
             position = positions[partition] = max(standing.position, positions.get(partition, 0))
