@@ -330,6 +330,28 @@ async def test_a_decoder_reads_later_what_it_has_read_first(storage: Storage[Any
 # -- what only a file can do ------------------------------------------------------------------------------------------
 
 
+async def test_of_several_rows_with_one_key_the_youngest_that_is_still_valid_counts(tmp_path: Path):
+    """A later release's validator refuses what was stored. `get` gave None, where `items` and a new file had a row."""
+    rows, refused = rows_by("terminal_id"), {"5"}
+    plan = plan_of(rows)
+
+    def decode(record: Record) -> Any:
+        value = plan.decode(record)
+        return None if value is not None and value.acquirer_id in refused else value
+
+    storage: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    await storage.open(replace(plan, decode=decode))
+    await storage.reset(IDENTITY)
+    await storage.apply(a_batch(rows, *((str(n), row("T", str(n))) for n in range(6)), ("8", row("U", "5"))))
+    assert storage.get("T").acquirer_id == "4"
+    refused |= {"4", "3"}
+    assert storage.get("T").acquirer_id == "2"
+    assert [(key, value.acquirer_id) for key, value in storage.items()] == [("T", "2")]
+    refused |= {"2", "1", "0"}
+    assert (storage.get("T"), storage.get("U"), storage.items()) == (None, None, [])
+    await storage.close()
+
+
 async def test_a_file_keeps_rows_positions_and_errors(tmp_path: Path):
     rows = rows_by()
     first: SQLite[Any] = SQLite(tmp_path / "new" / "terminals.db")

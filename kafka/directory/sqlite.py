@@ -148,10 +148,19 @@ class SQLite(Generic[T]):
         Raises:
             StorageError: The file is closed, or cannot be read, as for all reading.
         """
-        with self._reads() as (plan, reader):
-            query = load_sql(__package__, "get_key" if plan.derived else "get_row")
-            found = reader.execute(query, (column_of(key),)).fetchone()
-        return None if found is None else plan.decode(record_of(plan.topic, found))
+        column = column_of(key)
+        for most in (1, -1):  # all of a key's rows only where a validator refuses the youngest one now
+            with self._reads() as (plan, reader):
+                if plan.derived:
+                    found = reader.execute(load_sql(__package__, "get_key"), (column, most)).fetchall()
+                else:
+                    found = reader.execute(load_sql(__package__, "get_row"), (column,)).fetchall()
+            for entry in found:
+                if (value := plan.decode(record_of(plan.topic, entry))) is not None:
+                    return value
+            if not (found and plan.derived):
+                break
+        return None
 
     def __len__(self) -> int:
         with self._reading:
