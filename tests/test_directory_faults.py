@@ -462,6 +462,35 @@ def test_of_the_good_and_bad_records_of_a_row_the_last_one_counts():
     assert faults.total == 9
 
 
+def test_when_all_is_mended_no_error_is_left_however_many_there_were():
+    """The first of each partition that had made room was one until the next start, and the alert did not end."""
+    faults = Faults("terminals")
+    rows, bad = [f"T-{n}" for n in range(3_000)], list[Any]()
+    for offset, name in enumerate(rows):
+        bad.append((0, name, BadRecord("terminals", offset % 3, offset, name, 0, "broken")))
+
+    def mended(names: list[str]) -> tuple[int, Any]:
+        told = faults.note([(name, name, object(), None) for name in names], [])
+        assert told is None or told == faults.now()
+        return len(faults), told
+
+    faults.note([], bad)
+    assert (len(faults), len(list(faults)), len(faults.now())) == (3_000, 1_003, 1_003)
+    assert [error.offset for error in faults][:4] == [0, 1, 2, 2_000]
+    assert mended(rows[3:])[0] == 3
+    assert [error.offset for error in faults] == [0, 1, 2]
+    assert mended(rows[3:]) == (3, None)
+    faults.note([], bad[:1])
+    assert [error.offset for error in faults] == [1, 2, 0], "it is bad anew"
+    assert mended(rows[:2])[0] == 1
+    assert [error.offset for error in faults] == [2]
+    assert mended(rows[:3]) == (0, {})
+    assert list(faults) == []
+    faults.note([], [(0, None, BadRecord("terminals", 0, offset, None, 0, "no key")) for offset in range(1_500)])
+    assert (len(faults), next(iter(faults)).offset) == (1_001, 0), "of what no record can mend the first one stays"
+    assert mended(rows) == (1_001, None)
+
+
 # -- Kafka ------------------------------------------------------------------------------------------------------------
 
 

@@ -275,7 +275,7 @@ class Directory(Generic[T]):
         """Records that could not be applied and still matter, oldest first.
 
         The former value of the row is in force; a good record of the same row ends the error. Of more than 1,000 it
-        gives the last ones, and until the next start the first of each partition.
+        gives the last ones; and of each partition the first one before these, until all before these have ended.
         """
         return list(self._follower.faults)
 

@@ -15,50 +15,59 @@ _MOST = 1_000
 
 
 class Faults:
-    """One for a row: its newest, until a good record of the row comes. total: of all times.
+    """One for a row: its newest, until a good record of the row comes. len: of how many rows. total: of all times.
 
     Where they are too many, the oldest make room, but for the first of each partition: from there on all is to be read
-    again at the next start."""
+    again at the next start. Their rows are kept, below 0.2 KiB each, so that it is seen when all of them are mended."""
 
     def __init__(self, topic: str) -> None:
         self.total = 0
         self._topic = topic
         self._now: dict[Row, BadRecord] = {}
         self._first_gone: dict[int, BadRecord] = {}  # of each partition, of those that made room
+        self._gone: dict[int, set[Row | None]] = {}  # their rows; None for all whose row is not known
         self._replaced = False
 
     def __len__(self) -> int:
-        return len(self._first_gone) + len(self._now)
+        return sum(map(len, list(self._gone.values()))) + len(self._now)  # the metrics' thread asks, too
 
     def __iter__(self) -> Iterator[BadRecord]:
         return iter([*self._first_gone.values(), *self._now.values()])
 
     def replace(self, kept: Mapping[Row, BadRecord]) -> None:
         """Begin with these."""
-        self._now, self._first_gone, self._replaced = dict(kept), {}, True
+        self._now, self._first_gone, self._gone, self._replaced = dict(kept), {}, {}, True
 
     def now(self) -> Mapping[Row, BadRecord]:
-        """All of them."""
+        """What is kept of them."""
         return {f"{partition}/": record for partition, record in self._first_gone.items()} | self._now
 
     def note(self, changes: Sequence[Change[Any]], bad: Sequence[Unreadable]) -> Mapping[Row, BadRecord] | None:
         """What is wrong after these; None where nothing has changed."""
-        if not bad and not self._now and not self._replaced:
+        before = len(self)
+        if not (bad or before or self._replaced):
             return None
         good = {change[0]: index for index, change in enumerate(changes)}
-        ended = [row for row in self._now if row in good]
-        for row in ended:
+        for row in [row for row in self._now if row in good]:
             del self._now[row]
+        newer = good.keys() | {row for _, row, _ in bad if row is not None}
+        for partition, rows in list(self._gone.items()):
+            rows -= newer
+            if not rows:
+                del self._gone[partition], self._first_gone[partition]
         for index, row, record in bad:
             if row is None or good.get(row, -1) < index:
                 name = f"{record.partition}/{record.offset}" if row is None else row
                 self._now.pop(name, None)  # the newest stand last
                 self._now[name] = record
         while len(self._now) > _MOST:
-            gone = self._now.pop(next(iter(self._now)))
+            name, gone = next(iter(self._now.items()))
+            del self._now[name]
             self._first_gone.setdefault(gone.partition, gone)
+            known = name != f"{gone.partition}/{gone.offset}"
+            self._gone.setdefault(gone.partition, set()).add(name if known else None)
         self._tell(bad)
-        changed, self._replaced = bad or ended or self._replaced, False
+        changed, self._replaced = bad or len(self) < before or self._replaced, False
         return self.now() if changed else None
 
     def _tell(self, bad: Sequence[Unreadable]) -> None:
