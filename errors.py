@@ -212,7 +212,18 @@ class Busy(AdministrationError):
     """
 
 
-class PostgresUnavailable(SidingsError):
+class _Unavailable(SidingsError):
+    """A server is away. blameless: whether that cannot have come from what was asked of it."""
+
+    blameless: bool
+
+    def __init__(self, *args: object, blameless: bool = False) -> None:
+        super().__init__(*args)
+        if blameless:  # else as the class has it: one of an author's own may always be
+            self.blameless = True
+
+
+class PostgresUnavailable(_Unavailable):
     """Postgres did not answer in time, or cut the connection. What was sent may have been committed.
 
     Of a transactional job also: Postgres refuses the job's end, as where a right is missing; nothing is committed then.
@@ -223,15 +234,8 @@ class PostgresUnavailable(SidingsError):
     """Whether it cannot have come from what was asked: there was no connection, the server takes no writes, or it
     refuses the end of a transactional job, whose handler has done its part."""
 
-    @classmethod
-    def without_blame(cls, message: str, blameless: bool = True) -> "PostgresUnavailable":
-        """An error with this message that is `blameless`, or is not."""
-        error = cls(message)
-        error.blameless = blameless
-        return error
 
-
-class KafkaUnavailable(SidingsError):
+class KafkaUnavailable(_Unavailable):
     """Kafka cannot be reached, or did not answer in time. What was sent may have arrived.
 
     What Kafka refuses for good is `InvalidMessage` or `NotPublished`. A handler that raises this has not failed, and
@@ -242,13 +246,6 @@ class KafkaUnavailable(SidingsError):
     """Whether it cannot have come from what was sent, of which nothing has arrived as far as is known: no broker could
     be reached, nobody leads its partitions, or their brokers say that they take nothing at present. Or another message
     has failed, and ended the producer of all."""
-
-    @classmethod
-    def without_blame(cls, message: str, blameless: bool = True) -> "KafkaUnavailable":
-        """An error with this message that is `blameless`, or is not."""
-        error = cls(message)
-        error.blameless = blameless
-        return error
 
 
 class Fenced(SidingsError):

@@ -363,7 +363,7 @@ class Transactional:
             if ended or isinstance(error, _OF_HANDLER):
                 raise
             told = f"Postgres refuses the end of the job: {ErrorInfo.of(error).message}"  # a right is missing, say
-            raise PostgresUnavailable.without_blame(told) from error
+            raise PostgresUnavailable(told, blameless=True) from error
         except BaseException:
             connection.terminate()
             raise

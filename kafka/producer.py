@@ -119,7 +119,7 @@ class Producer:
                 await self._send(await self._connected(alone=True), left, alone=True)
         except NEVER as error:
             if isinstance(error, InvalidTimestampError) and all(message.timestamp is None for message in messages):
-                raise KafkaUnavailable.without_blame(str(ClocksApart())) from error
+                raise KafkaUnavailable(str(ClocksApart()), blameless=True) from error
             raise InvalidMessage(f"Kafka refused the message: {error}") from error
         except NO_TOPIC as error:
             raise NotPublished(f"no message can be sent: {error}") from error
@@ -184,8 +184,9 @@ class Producer:
                 raise  # it is sent once more
             told = sender.late(topic, set(places)) if late else error
             elsewhere = isinstance(error, ProducerClosed) or bool(sender.away(topic, set(places)))  # another was late
-            raise KafkaUnavailable.without_blame(
-                f"Kafka has not acknowledged the message: {told!r}", elsewhere and all(map(_unacknowledged, futures))
+            raise KafkaUnavailable(
+                f"Kafka has not acknowledged the message: {told!r}",
+                blameless=elsewhere and all(map(_unacknowledged, futures)),
             ) from error
         finally:
             over.set()
@@ -212,7 +213,7 @@ class Producer:
                     self._current[alone] = sender
                 return self._current[alone]
         except TimeoutError as error:
-            raise KafkaUnavailable.without_blame("no connection to Kafka was made in time") from error
+            raise KafkaUnavailable("no connection to Kafka was made in time", blameless=True) from error
 
     async def _hand_over(
         self, sender: Sender, partition: int, message: Outgoing, id: bytes

@@ -184,7 +184,7 @@ class Transactions:
         except TimeoutError as error:
             own = ", one by the block that this one is in" if nested else ""
             why = f"all {self.settings.pool_size} connections are in use{own}; see pool_size"
-            raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}", not nested) from error
+            raise PostgresUnavailable(f"no connection to Postgres: {why}", blameless=not nested) from error
         try:
             _inside.set((*filter(None, _inside.get()), block))
             async with self.open(max(0.1, seconds - (time.monotonic() - began))) as tx:
@@ -254,7 +254,7 @@ class Transactions:
             await self._roll_back(rollback, connection)
         if gone is not None:
             told = f"the connection to Postgres broke: {error!r}"
-            raise PostgresUnavailable.without_blame(told, blameless) from error
+            raise PostgresUnavailable(told, blameless=blameless) from error
 
     def _check(self) -> Pool:
         if self._pool is None:
@@ -272,10 +272,10 @@ class Transactions:
         except TimeoutError as error:
             used = pool.get_size() - pool.get_idle_size()
             why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
-            raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}") from error
+            raise PostgresUnavailable(f"no connection to Postgres: {why}", blameless=True) from error
         # Of an option that this server does not take; and a host is looked up in a thread, which may not be had.
         except (*_NO_ANSWER, ConfigurationError, RuntimeError) as error:
-            raise PostgresUnavailable.without_blame(f"no connection to Postgres: {error!r}") from error
+            raise PostgresUnavailable(f"no connection to Postgres: {error!r}", blameless=True) from error
 
     async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection, *, begins: bool = False) -> T:
         """BEGIN or COMMIT, in time. Where the connection is closed, asyncpg refuses them before there is anything to
@@ -293,7 +293,7 @@ class Transactions:
                     terminate(connection)
                 if busy:  # with what was started on asyncpg's own object
                     raise RuntimeError(f"await all that is started in a transaction: {error}") from error
-                raise PostgresUnavailable.without_blame(f"Postgres did not answer: {error!r}", blameless) from error
+                raise PostgresUnavailable(f"Postgres did not answer: {error!r}", blameless=blameless) from error
             if isinstance(error, asyncio.CancelledError):
                 terminate(connection)
             raise

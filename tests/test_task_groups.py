@@ -39,8 +39,8 @@ from .test_stateless import a_service as a_stateless_service
 ONCE = Retry(wait=wait_none(), stop=stop_after_attempt(1))
 ON_NETWORK = Retry(wait=wait_fixed(7), retry=retry_if_exception_type(ConnectionError))
 CONFLICT = asyncpg.SerializationError("could not serialize access")
-CUT, AWAY = PostgresUnavailable("no answer"), PostgresUnavailable.without_blame("no connection")
-LATE, NO_BROKER = KafkaUnavailable("late"), KafkaUnavailable.without_blame("no broker answers")
+CUT, AWAY = PostgresUnavailable("no answer"), PostgresUnavailable("no connection", blameless=True)
+LATE, NO_BROKER = KafkaUnavailable("late"), KafkaUnavailable("no broker answers", blameless=True)
 BUG, NETWORK = ValueError("a bug"), ConnectionResetError("reset")
 
 

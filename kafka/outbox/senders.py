@@ -112,7 +112,7 @@ class Sender:
             await self.kill()
             refused = isinstance(error, ClusterAuthorizationFailedError)  # no id for an idempotent producer
             what = "its user may write to no topic" if refused else "no broker answers"
-            raise KafkaUnavailable.without_blame(f"{what}: {error!r}{where}") from error
+            raise KafkaUnavailable(f"{what}: {error!r}{where}", blameless=True) from error
         except BaseException:
             await self.kill()
             raise
