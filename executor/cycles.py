@@ -61,9 +61,10 @@ class CycleLoop:
     links: one for each cycle that may be in flight at once.
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
     on_replaced: the server has been replaced by another one, which may have lost commits; forget all that was read.
-    on_changed: a person has changed or paused jobs, or what a cycle was to read is left to the reader: it should read,
-    and everything anew if True is passed.
-    on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read.
+    on_read: the reader should read what a person has changed, what was put back, or what a cycle was to read.
+    on_forgotten: all that waits is to be read anew.
+    on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read if
+    there is more.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class CycleLoop:
         poison_after: int,
         on_fenced: Callable[[list[str]], None],
         on_replaced: Callable[[], None],
-        on_changed: Callable[[bool], None],
+        on_read: Callable[[], None],
+        on_forgotten: Callable[[], None],
         on_delayed: Callable[[float], None],
         on_hungry: Callable[[], None],
     ) -> None:
@@ -91,7 +93,7 @@ class CycleLoop:
         self._metrics = metrics
         self._registry = registry
         self._poison_after = poison_after
-        self._on_changed = on_changed
+        self._on_read = on_read
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
         self._sql = load_sql(__package__, "cycle", schema)
@@ -121,7 +123,8 @@ class CycleLoop:
             put_back=self._put_back,
             on_fenced=on_fenced,
             on_replaced=on_replaced,
-            on_changed=on_changed,
+            on_read=on_read,
+            on_forgotten=on_forgotten,
             signal=self.signal,
         )
 
@@ -267,7 +270,7 @@ class CycleLoop:
         unread, self._expected.unread = self._expected.unread, set()
         reads = [] if finished else [id for id in early if id in unread]
         if len(reads) < len(unread):
-            self._on_changed(False)
+            self._on_read()
         barriers, self._barriers = self._barriers, []
         named = self._named
         for f in finished:
@@ -321,7 +324,7 @@ class CycleLoop:
             if self._scheduler.holds(entry):
                 self._scheduler.put_back(entry, time)
                 if not entry.origin.draining and not self._scheduler.knows(entry.id):  # it is to be read again
-                    self._on_changed(False)
+                    self._on_read()
 
     def unname(self, entries: list[Entry]) -> None:
         """Claimed jobs that will not start after all: put back, and named no more from the next cycle on."""
@@ -367,7 +370,7 @@ class CycleLoop:
         """What it was to read does not come with it."""
         if batch.reads:
             batch.reads = []
-            self._on_changed(False)
+            self._on_read()
 
     async def _land(self) -> None:
         """Deal with the answer of the oldest cycle."""

@@ -82,8 +82,9 @@ class Executor:
             schema=schema,
             poison_after=self.settings.poison_after,
             on_fenced=self._fenced,
-            on_replaced=lambda: self._new_server(True),
-            on_changed=self._changed,
+            on_replaced=self._server_replaced,
+            on_read=self.wake,
+            on_forgotten=lambda: self.reader.read_anew(),
             on_delayed=self._delayed,
             on_hungry=lambda: self.reader.hungry(),
         )
@@ -95,13 +96,14 @@ class Executor:
             poll_seconds=self.settings.poll_seconds,
             silent=registry.silent,
             on_rows=self.cycles.signal,
-            on_new_server=self._new_server,
+            on_restarted=lambda: self._reconciler.distrust_expiry(),
+            on_replaced=self._server_replaced,
             on_fence=self.cycles.standing.fence_read,
         )
         events = LeaseEvents(
             lost=lambda epochs: self._reconciler.lost(epochs),
             wanted=lambda name, generation: self._reconciler.wanted(name, generation),
-            replaced=lambda: self._new_server(True),
+            replaced=self._server_replaced,
         )
         self._leases = LeaseThread(postgres, self.settings, events, self._link_failed)
         self._watchdog = Watchdog(self.settings, self._leases, self.workers)
@@ -115,7 +117,7 @@ class Executor:
             self.metrics,
             self.settings,
             schema,
-            on_replaced=lambda: self._new_server(True),
+            on_replaced=self._server_replaced,
         )
         self._promoter = Promoter(
             self._links["promote"],
@@ -377,9 +379,6 @@ class Executor:
         if self._loop is not None:
             tell_loop(self._loop, self._transactional.make_room)
 
-    def _changed(self, everything: bool) -> None:
-        self.reader.changed(everything)
-
     def _delayed(self, due: float) -> None:
         self._promoter.expect(due)
 
@@ -396,14 +395,14 @@ class Executor:
         for link in self._links.values():
             link.renew()
 
-    def _new_server(self, replaced: bool) -> None:
-        if replaced:  # ids may be handed out a second time: not even what runs may be recorded under them
-            self._fenced(list(self.scheduler.origins))
-            self.scheduler.timeline = None
-            self._renew_links()  # some may still lead to the former server
-            self._transactional.forget_connections()
-            for tell in self.on_replaced:
-                tell()
+    def _server_replaced(self) -> None:
+        """Ids may be handed out a second time: not even what runs may be recorded under them."""
+        self._fenced(list(self.scheduler.origins))
+        self.scheduler.timeline = None
+        self._renew_links()  # some may still lead to the former server
+        self._transactional.forget_connections()
+        for tell in self.on_replaced:
+            tell()
         self._reconciler.distrust_expiry()
 
     def _reread(self, queue: OriginQueue) -> None:

@@ -42,9 +42,9 @@ _RENUMBERED = 10_000  # jobs of a statement
 class Reader:
     """Reads until the scheduler has enough, then when woken, and at the latest every `poll_seconds`.
 
-    on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or, if
-    True is passed, replaced by another one, which may have lost commits. on_fence: told the fence of this executor's
-    row, as every read finds it (None: there is none), and returns whether the read counts.
+    on_rows: the scheduler may have something to choose. on_restarted: the server has been restarted. on_replaced: it
+    has been replaced by another one, which may have lost commits. on_fence: told the fence of this executor's row, as
+    every read finds it (None: there is none), and returns whether the read counts.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Reader:
         poll_seconds: float,
         silent: Callable[[], list[str]],
         on_rows: Callable[[], None],
-        on_new_server: Callable[[bool], None],
+        on_restarted: Callable[[], None],
+        on_replaced: Callable[[], None],
         on_fence: Callable[[int | None], bool],
     ) -> None:
         self.executor_id: UUID | None = None
@@ -68,7 +69,8 @@ class Reader:
         self._metrics = metrics
         self._poll_seconds = poll_seconds
         self._on_rows = on_rows
-        self._on_new_server = on_new_server
+        self._on_restarted = on_restarted
+        self._on_replaced = on_replaced
         self._on_fence = on_fence
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         # As the last read gave it: its text, the fence, the pauses and their digest.
@@ -92,11 +94,10 @@ class Reader:
         self._anew_since: float | None = None  # what waits was forgotten then, and has not been read to its end since
         self._times_anew = 0  # that it has been forgotten since
 
-    def changed(self, everything: bool) -> None:
-        """Some of what waits has been forgotten, or everything: read it anew."""
-        if everything:
-            self._anew_since = now() if self._anew_since is None else self._anew_since
-            self._times_anew += 1
+    def read_anew(self) -> None:
+        """All that waits has been forgotten: read it again."""
+        self._anew_since = now() if self._anew_since is None else self._anew_since
+        self._times_anew += 1
         self.wake()
 
     def starved_seconds(self) -> float:
@@ -131,7 +132,7 @@ class Reader:
                 self.last_answer = now()
                 continue
             if self._scheduler.learn():
-                self.changed(everything=True)
+                self.read_anew()
             many = len(self._scheduler.origins) >= GLANCE_FROM
             snapshot = await glance(self._link, self._glance_sql) if many else None
             if polled and snapshot is not None and snapshot == self._complete and not self._woken.is_set():
@@ -294,7 +295,7 @@ class Reader:
         self._metrics.set_clock_skew(skew)
         if self._clock_was_set_forward(header["run_at"] - time, header["run_at"] - sent):
             self._scheduler.forget_waiting(*self._scheduler.origins.values())
-            self.changed(everything=True)
+            self.read_anew()
             self._give_up(plan)
             return
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
@@ -342,7 +343,7 @@ class Reader:
             self._woken.set()
             return False
         if scheduler.pause(pauses):
-            self.changed(everything=True)
+            self.read_anew()
             return False
         return True
 
@@ -357,7 +358,10 @@ class Reader:
             log.warning("Postgres was %s (%s): reading everything anew", what, server)
             self.server = server
         self._forget_all()
-        self._on_new_server(replaced)
+        if replaced:
+            self._on_replaced()
+        else:
+            self._on_restarted()
 
     def _forget_all(self) -> None:
         """Read everything from 0 again, and take nothing for late that is found there."""

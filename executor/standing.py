@@ -52,7 +52,8 @@ class Standing:
 
     put_back: called with claimed and chosen jobs that will not start. on_fenced: called with the origins that turned
     out to be another's. on_replaced: the server has been replaced by another one, which may have lost commits.
-    on_changed: the reader should read, and everything anew where True is passed. signal: `doubtful` is to be looked at.
+    on_read: some of what waits has been forgotten, and is to be read. on_forgotten: all of it. signal: `doubtful` is to
+    be looked at.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Standing:
         put_back: Callable[[list[Entry], float], None],
         on_fenced: Callable[[list[str]], None],
         on_replaced: Callable[[], None],
-        on_changed: Callable[[bool], None],
+        on_read: Callable[[], None],
+        on_forgotten: Callable[[], None],
         signal: Callable[[], None],
     ) -> None:
         self.executor_id: UUID | None = None
@@ -80,7 +82,8 @@ class Standing:
         self._put_back = put_back
         self._on_fenced = on_fenced
         self._on_replaced = on_replaced
-        self._on_changed = on_changed
+        self._on_read = on_read
+        self._on_forgotten = on_forgotten
         self._signal = signal
         self._standing_sql = load_sql(__package__, "standing", schema)
         self._disown_sql = load_sql(__package__, "disown", schema)
@@ -159,10 +162,10 @@ class Standing:
                 or self._scheduler.has_delayed(concerned.retried, time)
             ):
                 self._scheduler.forget_waiting(*self._scheduler.origins.values())
-                self._on_changed(True)
+                self._on_forgotten()
             else:
                 self._scheduler.forget(concerned.groups, concerned.ended)
-                self._on_changed(False)
+                self._on_read()
         for batch in batches:
             batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
         return row["cycle"], row["timeline"]

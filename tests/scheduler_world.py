@@ -420,7 +420,8 @@ class World:
             poll_seconds=1,
             silent=list,
             on_rows=_ignore,
-            on_new_server=_ignore,
+            on_restarted=_ignore,
+            on_replaced=_ignore,
             on_fence=lambda fence: self.cycles.standing.fence_read(fence),
         )
         self.reader._planner.most_late = self.life.most_late
@@ -434,7 +435,8 @@ class World:
             poison_after=5,
             on_fenced=_ignore,
             on_replaced=_ignore,
-            on_changed=_ignore,
+            on_read=_ignore,
+            on_forgotten=_ignore,
             on_delayed=_ignore,
             on_hungry=_ignore,
         )

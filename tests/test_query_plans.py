@@ -171,7 +171,8 @@ def a_reader(scheduler: Scheduler) -> Reader:
         poll_seconds=1,
         silent=list,
         on_rows=nothing,
-        on_new_server=nothing,
+        on_restarted=nothing,
+        on_replaced=nothing,
         on_fence=lambda fence: True,
     )
 
@@ -222,7 +223,8 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
         poison_after=5,
         on_fenced=nothing,
         on_replaced=nothing,
-        on_changed=nothing,
+        on_read=nothing,
+        on_forgotten=nothing,
         on_delayed=nothing,
         on_hungry=nothing,
     )

@@ -187,7 +187,8 @@ class Service:
             poison_after=5,
             on_fenced=_ignore,
             on_replaced=_ignore,
-            on_changed=lambda _: self.read(),
+            on_read=self.read,
+            on_forgotten=self.read,
             on_delayed=_ignore,
             on_hungry=_ignore,
         )
