@@ -21,7 +21,7 @@ from ..errors import PostgresUnavailable
 from ..jobs import SUCCEEDED, Again, Committed, Hold, Registry
 from ..legible import told
 from ..outage import Outage
-from ..schema import load_sql
+from ..schema import int_array, load_sql
 from ..waiting import set_within
 from .attempts import Finished, poison
 from .clock import now
@@ -31,7 +31,7 @@ from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link, refuses_writes, rest_after
 from .metrics import ExecutorMetrics
 from .queues import NOTHING_PAUSED, Entry
-from .recording import array, cycle_arguments, plain
+from .recording import cycle_arguments, plain
 from .scheduler import Scheduler
 from .standing import Standing
 from .workers import Workers, runs_alone
@@ -351,7 +351,7 @@ class CycleLoop:
     def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
         if batch.finished:
             return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
-        named = array([*self._named, *batch.early])
+        named = int_array([*self._named, *batch.early])
         arguments = self.executor_id, number, self.standing.fence, named, batch.timeline
         return (
             self._name_and_read(link, batch, *arguments) if batch.reads else link.fetchrow(self._name_sql, *arguments)
@@ -360,7 +360,7 @@ class CycleLoop:
     async def _name_and_read(self, link: Link, batch: Batch, *arguments: object) -> asyncpg.Record | None:
         began = now()
         try:
-            batch.rows = await link.fetch(self._name_and_read_sql, *arguments, array(batch.reads))
+            batch.rows = await link.fetch(self._name_and_read_sql, *arguments, int_array(batch.reads))
         finally:
             if (took := now() - began) > _QUICK_READ:
                 self._reads_from = now() + rest_after(took)

@@ -15,11 +15,10 @@ import asyncpg
 
 from ..errors import PostgresUnavailable
 from ..outage import Outage
-from ..schema import load_sql
+from ..schema import int_array, load_sql
 from ..waiting import set_within, unless_set
 from .clock import now
 from .link import Link
-from .recording import array
 from .settings import ExecutorSettings, PostgresSettings
 
 __all__ = ["LeaseEvents", "LeaseThread", "Leased", "tell_loop"]
@@ -182,7 +181,7 @@ class LeaseThread:
         sent = now()
         deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
         lease = timedelta(seconds=self._settings.lease_seconds)
-        epochs = array([by_name[name].epoch for name in names])
+        epochs = int_array([by_name[name].epoch for name in names])
         rows = await link.fetch(self._sql, me, names, epochs, lease)
         locked = set[str]()
         timeline: str = rows[0]["timeline"]

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
-from pydantic_core import to_json
-
 from ..jobs import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, OutcomeName
+from ..schema import int_array
 from .attempts import Finished
 from .queues import Entry
 
-__all__ = ["array", "cycle_arguments", "plain", "unless_gone"]
+__all__ = ["cycle_arguments", "plain", "unless_gone"]
 
 
 def cycle_arguments(
@@ -36,12 +35,12 @@ def cycle_arguments(
         executor_id,
         number,
         fence,
-        array(running),
-        array([entry.id for entry in entries]),
-        "{}" if attempts.count(1) == len(attempts) else array(attempts),
-        "{}" if one_epoch is not None else array(epochs),
-        array([int((sent - start) * 1e6) for start in starts]),
-        array([int((sent - end) * 1e6) for end in ends]),
+        int_array(running),
+        int_array([entry.id for entry in entries]),
+        "{}" if attempts.count(1) == len(attempts) else int_array(attempts),
+        "{}" if one_epoch is not None else int_array(epochs),
+        int_array([int((sent - start) * 1e6) for start in starts]),
+        int_array([int((sent - end) * 1e6) for end in ends]),
         "[]" if len(succeeded) == len(finished) else json.dumps(_others(finished, sent)),
         silent,
         one_epoch,
@@ -55,11 +54,6 @@ def _columns(finished: list[Finished]) -> tuple[tuple[Entry, ...], tuple[float, 
         return (), (), ()
     entries, _, starts, ends = cast(Any, zip(*finished, strict=True))
     return entries, starts, ends
-
-
-def array(numbers: list[int]) -> str:
-    """As Postgres writes an array."""
-    return "{" + to_json(numbers)[1:-1].decode() + "}"
 
 
 def _others(finished: list[Finished], sent: float) -> list[dict[str, Any]]:

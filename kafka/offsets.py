@@ -9,7 +9,7 @@ from aiokafka import TopicPartition
 
 from ..executor import Link, PostgresSettings
 from ..jobs import Transaction
-from ..schema import load_sql
+from ..schema import int_array, load_sql
 from .leader_epochs import LeaderEpochs
 
 __all__ = ["Move", "OffsetStore", "OffsetsMoved"]
@@ -105,7 +105,7 @@ class OffsetStore:
         """The partitions whose stored offsets may be others since they were loaded: reset by a person, or by a failover
         that has lost commits. Raises `PostgresUnavailable`."""
         known = list(self._resets)
-        partitions = "{" + ",".join(str(tp.partition) for tp in known) + "}"
+        partitions = int_array([tp.partition for tp in known])
         rows = await self._link.fetch(self._resets_sql, [tp.topic for tp in known], partitions)
         timeline: str = rows[0]["timeline"]
         found = {_partition_of(row): row["resets"] for row in rows if row["topic"]}

@@ -8,7 +8,7 @@ code of the other packages), `servers` (one of several) and `refusals` (what it 
 from .migrate import Migration, check, migrate, migrations
 from .refusals import REFUSED, check_dsn, refusal, without_account
 from .servers import connect_any
-from .sql import check_service_name, load_sql, valid_schema_name
+from .sql import check_service_name, int_array, load_sql, valid_schema_name
 
 __all__ = [
     "REFUSED",
@@ -17,6 +17,7 @@ __all__ = [
     "check_dsn",
     "check_service_name",
     "connect_any",
+    "int_array",
     "load_sql",
     "migrate",
     "migrations",

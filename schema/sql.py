@@ -8,9 +8,11 @@ import re
 from functools import cache
 from importlib.resources import files
 
+from pydantic_core import to_json
+
 from ..errors import ConfigurationError
 
-__all__ = ["check_service_name", "load_sql", "rename_schema", "valid_schema_name"]
+__all__ = ["check_service_name", "int_array", "load_sql", "rename_schema", "valid_schema_name"]
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _QUALIFIER = re.compile(r"\bsidings\.")
@@ -45,3 +47,8 @@ def rename_schema(sql: str, schema: str) -> str:
 def load_sql(package: str, name: str, schema: str = "sidings") -> str:
     """Read ``name.sql`` of `package` (a module's ``__package__``) for the given schema."""
     return rename_schema(files(package).joinpath(f"{name}.sql").read_text(encoding="utf-8"), schema)
+
+
+def int_array(numbers: list[int]) -> str:
+    """An array of integers as Postgres writes it: asyncpg and Postgres take half of the time that a list costs them."""
+    return "{" + to_json(numbers)[1:-1].decode() + "}"

@@ -16,11 +16,11 @@ from ..executor import ExecutorSettings, PostgresSettings, connect
 from ..executor.attempts import Finished, poison
 from ..executor.clock import now
 from ..executor.queues import Entry, Lane, OriginQueue
-from ..executor.recording import array, cycle_arguments, unless_gone
+from ..executor.recording import cycle_arguments, unless_gone
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
 from ..jobs import Again, ErrorInfo, JobType, OutcomeName, Policy, Registry
-from ..schema import check, load_sql
+from ..schema import check, int_array, load_sql
 from ..waiting import set_within
 from .look import LONGEST_SECONDS, advance, seconds_of
 
@@ -312,7 +312,7 @@ class _Drainer:
     async def _renew(self) -> None:
         if now() >= self._renew_at:
             self._renew_at = now() + _RENEW_SECONDS
-            epochs = array([queue.epoch for queue in self._held.values()])
+            epochs = int_array([queue.epoch for queue in self._held.values()])
             await self._fetch(_EXECUTOR, "renew", self._id, list(self._held), epochs, _LEASE)
 
     async def run(self, entries: list[Entry]) -> list[Finished]:

@@ -11,8 +11,7 @@ from uuid import uuid4
 import pytest
 from sidings.executor import ExecutorSettings, PostgresSettings, connect
 from sidings.executor.leases import LeaseEvents, LeaseThread
-from sidings.executor.recording import array
-from sidings.schema import load_sql
+from sidings.schema import int_array, load_sql
 
 from .support import SECONDS, eventually
 
@@ -162,7 +161,7 @@ async def test_a_renewal_asks_the_server_nothing_else(database: str) -> None:
     connection = await connect(PostgresSettings(dsn=database))
     try:
         connection.add_query_logger(lambda record: asked.append(record.query))
-        arguments = (uuid4(), [Held.name], array([Held.epoch]), timedelta(seconds=15))
+        arguments = (uuid4(), [Held.name], int_array([Held.epoch]), timedelta(seconds=15))
         rows = await connection.fetch(renew := load_sql("sidings.executor", "renew"), *arguments)
     finally:
         await connection.close()

@@ -24,10 +24,9 @@ from sidings.executor.flights import Batch
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
 from sidings.executor.reader import Reader
-from sidings.executor.recording import array
 from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, ErrorInfo, Hold, OutcomeName, Registry
-from sidings.schema import load_sql, migrations
+from sidings.schema import int_array, load_sql, migrations
 
 from .plan_support import filled_database, nodes
 from .support import connected
@@ -241,7 +240,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
 
 
 async def test_a_cycle_brings_what_it_names_early_by_its_key_and_asks_for_its_group(filled: str):
-    arguments = (uuid4(), 1, 0, array([1, 2, 3]), None, array([1, 2, 3]))
+    arguments = (uuid4(), 1, 0, int_array([1, 2, 3]), None, int_array([1, 2, 3]))
     plans = await Plans.of(filled, "sidings.executor", "name_and_read", *arguments)
     for used in plans.indexes().values():
         assert {"job_pkey", "job_group"} <= used <= {"job_pkey", "job_group", "pause_target"}, str(plans)
@@ -305,7 +304,7 @@ async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str)
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("renew", (array([1] * len(ORIGINS)), timedelta(seconds=15))), ("release", ([1] * len(ORIGINS),))],
+    [("renew", (int_array([1] * len(ORIGINS)), timedelta(seconds=15))), ("release", ([1] * len(ORIGINS),))],
     ids=["renew", "release"],
 )
 async def test_leases_are_renewed_and_released_by_key(filled: str, name: str, more: tuple[object, ...]):
