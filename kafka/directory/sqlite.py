@@ -238,12 +238,9 @@ class SQLite(Generic[T]):
     @contextmanager
     def _as_it_was(self) -> Generator[None]:
         """Whoever reads in here reads what was there before."""
-        try:
-            with self._reads() as (_, reader):
-                reader.execute("BEGIN")
-                reader.execute("SELECT count(*) FROM position").fetchone()  # only now it stands
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
+        with self._reads() as (_, reader):
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM position").fetchone()  # only now it stands
         try:
             yield
         finally:
