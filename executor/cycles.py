@@ -532,7 +532,7 @@ class CycleLoop:
 
     # -- what follows from it -------------------------------------------------------------------------------------
 
-    def _acknowledged(self, batch: Batch, *, heard: bool = True) -> None:
+    def _acknowledged(self, batch: Batch, *, heard: bool) -> None:
         """It is committed. heard: it was the answer that said so, and all outcomes have found their jobs."""
         if batch.finished:
             self._recorded(batch, heard)

@@ -47,7 +47,7 @@ class LeaseEvents:
 
     lost: Callable[[Mapping[str, int]], None]
     wanted: Callable[[str, int], None]
-    replaced: Callable[[], None] = lambda: None
+    replaced: Callable[[], None]
 
 
 class LeaseThread:

@@ -9,7 +9,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -64,9 +64,7 @@ class ExecutorMetrics(Collector):
     count of a series that begins with it.
     """
 
-    def __init__(
-        self, service: str, registry: CollectorRegistry = REGISTRY, types: Iterable[JobType[Any]] = ()
-    ) -> None:
+    def __init__(self, service: str, registry: CollectorRegistry, types: Iterable[JobType[Any]] = ()) -> None:
         self.service = service
         self._types = types
         self._registry = registry

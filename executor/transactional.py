@@ -132,8 +132,8 @@ class Transactional:
         job: Job[Any],
         entry: Entry,
         started: float,
-        limit: Callable[[float | None], None] = lambda _: None,
-        judge: Callable[[object], Outcome] = lambda _: SUCCEEDED,
+        limit: Callable[[float | None], None],
+        judge: Callable[[object], Outcome],
     ) -> Outcome | None:
         """One attempt. What the handler raises comes out after the rollback; a success is committed on return. None: it
         has not begun, and is not to.

@@ -71,10 +71,10 @@ class JobType(Generic[P]):
         timeout: float | None,
         history: bool,
         transactional: bool,
-        home: str | None = None,
-        policy: PolicyName = "serial",
-        batch: int | None = None,
-        concurrency: int | None = None,
+        home: str | None,
+        policy: PolicyName,
+        batch: int | None,
+        concurrency: int | None,
     ) -> None:
         self.name = name
         self.handler = handler

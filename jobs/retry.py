@@ -76,7 +76,7 @@ class RetryAfter(SidingsError):
         ConfigurationError: `seconds` is no such number.
     """
 
-    def __init__(self, seconds: float, reason: str = "") -> None:
+    def __init__(self, seconds: float, reason: str) -> None:
         self.seconds = _seconds("Retry.after", seconds)
         super().__init__(reason or f"retry after {seconds} s")
 

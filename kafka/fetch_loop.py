@@ -140,7 +140,7 @@ class FetchLoop(ABC):
         self._changed.clear()
         await set_within(self._changed, _POLL_SECONDS)
 
-    async def _poll(self, ready: Sequence[Partition], *, interrupted: bool = False) -> None:
+    async def _poll(self, ready: Sequence[Partition], *, interrupted: bool) -> None:
         """Fetch messages of these partitions. interrupted: one that comes back meanwhile ends it, with what that has in
         memory: else each message of it that fails would cost as long as the others have none.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -25,7 +25,7 @@ class ConsumerMetrics(Collector):
     those whose counters are there before anything is counted: Prometheus' ``increase()`` does not see the first count
     of a series that begins with it."""
 
-    def __init__(self, service: str, registry: CollectorRegistry = REGISTRY, topics: Iterable[str] = ()) -> None:
+    def __init__(self, service: str, registry: CollectorRegistry, topics: Iterable[str]) -> None:
         self.service = service
         self.figures: Callable[[], Iterator[Figures]] | None = None
         self._own = CollectorRegistry()

@@ -54,7 +54,7 @@ class StatelessLoop(FetchLoop):
         """Messages whose handler runs, or that wait for their next attempt."""
         return sum(len(p.workers) for tp, p in self._mine.items() if tp.topic == self.topic)
 
-    async def give_up(self, partitions: Collection[StatelessPartition], timeout: float | None) -> None:
+    async def give_up(self, partitions: Collection[StatelessPartition], timeout: float) -> None:
         """Cancel what still runs of these, wait for its end, `timeout` seconds at most, and commit what is done;
         nothing more of them is taken up, and nothing waits for its next attempt."""
         for partition in partitions:

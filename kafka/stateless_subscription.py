@@ -31,11 +31,11 @@ class StatelessSubscription(Subscription[T]):
         *,
         concurrency: int,
         dead_letter: str | None,
-        model: Any = None,
-        decoder: Decoder | None = None,
-        retry: Retry | None = None,
-        start: Start = "earliest",
-        timeout: float | None = 30.0,
+        model: Any,
+        decoder: Decoder | None,
+        retry: Retry | None,
+        start: Start,
+        timeout: float | None,
     ) -> None:
         if dead_letter:
             check_topic(dead_letter, "dead_letter")

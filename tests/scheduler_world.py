@@ -696,7 +696,7 @@ class World:
             return
         batch, committed = self.cycles_in_flight.pop(0)
         if committed and (self.cycles_in_flight or self.random.random() < 0.7):
-            self.cycles._acknowledged(batch)
+            self.cycles._acknowledged(batch, heard=True)
             if not self.cycles_in_flight:
                 self.cycles._expected.acknowledged(batch.early)
                 self.cycles._expected.read(batch.reads, batch.rows)

@@ -100,8 +100,8 @@ async def test_a_partition_that_may_not_be_read_seems_well_only_when_kafka_has_a
     loop._refuse(partition, "there is no right to read it")
     partition.place(0)
     set_clock(monkeypatch, -HOUR)
-    await loop._poll([partition])
+    await loop._poll([partition], interrupted=False)
     assert partition.problem() == "positions/0 stands still: there is no right to read it"
     told.append(round(1_000 * time.time()))
-    await loop._poll([partition])
+    await loop._poll([partition], interrupted=False)
     assert partition.problem() is None

@@ -484,7 +484,7 @@ async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
     client: Any = Rebalanced()
     loop = Idle(subscription, client, partitions_here, roof, max_records=10)
     for _ in range(2):
-        await loop._poll(list(partitions_here.values()))
+        await loop._poll(list(partitions_here.values()), interrupted=False)
     assert (partitions_here[TP].end, partitions_here[TP].state, caplog.messages) == (9, State.READY, [])
 
 
@@ -557,7 +557,7 @@ async def test_what_a_poll_brings_from_where_the_partition_stood_before_a_rebala
     subscription: Any = SimpleNamespace(topic=TP.topic, **nothing)
     client: Any = Rebalanced()
     loop = Late(subscription, client, partitions_here, roof, max_records=10)
-    await loop._poll(list(partitions_here.values()))
+    await loop._poll(list(partitions_here.values()), interrupted=False)
     assert not partitions_here[TP].items
     assert displaced == [partitions_here[TP]]
 

@@ -15,7 +15,7 @@ from sidings.schema import int_array, load_sql
 
 from .support import SECONDS, eventually
 
-NOBODY = LeaseEvents(lost=lambda epochs: None, wanted=lambda name, generation: None)
+NOBODY = LeaseEvents(lost=lambda epochs: None, wanted=lambda name, generation: None, replaced=lambda: None)
 
 
 class Held:

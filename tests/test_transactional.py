@@ -14,7 +14,7 @@ from sidings.executor.attempts import job_of
 from sidings.executor.clock import now
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.transactional import Transactional
-from sidings.jobs import Again, Discard, Job, OutcomeName, Registry, Retry
+from sidings.jobs import SUCCEEDED, Again, Discard, Job, OutcomeName, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
@@ -483,7 +483,8 @@ async def test_a_transaction_that_is_cut_off_before_the_lease_ends_is_no_failure
     queue.deadline = now() + 61.0
     entry = Entry(1, queue, "ride", None, 1, payload='"x"')
     transactional = Transactional(PostgresSettings(dsn=database), lambda _: None, lambda _: None, abort_seconds=60.0)
-    outcome = await asyncio.wait_for(transactional.run(ride, job_of(ride, entry), entry, now()), 30)
+    attempt = transactional.run(ride, job_of(ride, entry), entry, now(), lambda _: None, lambda _: SUCCEEDED)
+    outcome = await asyncio.wait_for(attempt, 30)
     assert isinstance(outcome, Again)
     assert outcome.name is OutcomeName.SNOOZED
     assert outcome.inconclusive, "it may kill its executor yet"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -18,7 +18,7 @@ _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 class OutboxMetrics(Collector):
     """Counters and histograms of one relay, labelled with the service's name; states are asked for at scrape time."""
 
-    def __init__(self, service: str, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self.service = service
         self.waiting: dict[str, tuple[int, float]] = {}  # topic -> messages, age of the oldest in seconds
         self.slots = 0
