@@ -24,8 +24,8 @@ class State(Enum):
     UNPLACED = "its stored offset has to be read"
     READY = "its messages are handled in the main line"
     ASIDE = "its first message failed, and is handled alone"
-    REFUSED = "its stored offset lies outside of the log"
-    FULL = "so much of it is under way that no more is read"
+    REFUSED = "its stored offset is none of its log, or what stands there cannot be read"
+    FULL = "so much of it is under way, or waits as jobs, that no more is read"
 
 
 class Item:
