@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol, cast
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
 from .stateless_offsets import committed_of, committed_stateless
 from .subscription import Subscription
-from .topic_ids import KnownIds, ask_topics, is_another
+from .topic_ids import ask_topics, is_another
 from .topics import Topics
 
 __all__ = ["Offsets", "Placer", "StoredOffsets"]
@@ -84,7 +84,8 @@ class _NoAnswer(Exception):
 class Placer:
     """Gives each new partition its place in the log, in the background, until it has one.
 
-    spawn: starts a task that ends with the consumer. topic_ids: None where a topic's offsets go when it is deleted.
+    spawn: starts a task that ends with the consumer. adopt: stores which topics the offsets belong to, where that is
+    not known; None where a topic's offsets go when it is deleted.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Placer:
         on_placed: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         topics: Topics | None = None,
-        topic_ids: KnownIds | None = None,
+        adopt: Callable[[Mapping[TopicPartition, UUID]], Awaitable[None]] | None = None,
     ) -> None:
         self._client = client
         self._partitions = partitions
@@ -112,7 +113,7 @@ class Placer:
         self._on_placed = on_placed
         self._spawn = spawn
         self._topics = topics
-        self._topic_ids = topic_ids
+        self._adopt = adopt
         self._wanted = asyncio.Event()
         self._alone: set[Partition] = set()
 
@@ -205,7 +206,7 @@ class Placer:
             async with asyncio.timeout(seconds):
                 first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
                 end = cast(Offsets, await self._client.end_offsets(list(waiting)))
-                told = {} if self._topic_ids is None else await ask_topics(self._client, waiting)
+                told = {} if self._adopt is None else await ask_topics(self._client, waiting)
         except (KafkaError, TimeoutError) as error:
             inner: Any = self._client
             raise _NoAnswer(f"{error!r}{unreached(inner._client)}") from error
@@ -244,11 +245,11 @@ class Placer:
         self, ids: Mapping[TopicPartition, UUID], stored: Collection[TopicPartition]
     ) -> set[TopicPartition]:
         """The partitions whose stored offset belongs to another topic of the same name."""
-        if self._topic_ids is None:
+        if self._adopt is None:
             return set()
-        known = {tp: self._topic_ids.topic_id(tp) for tp in stored}
+        known = {tp: self._offsets.topic_id(tp) for tp in stored}
         if new := {tp: ids[tp] for tp, id in known.items() if id is None and tp in ids}:
-            await self._topic_ids.adopt(new)
+            await self._adopt(new)
         return {tp for tp, id in known.items() if is_another(id, ids.get(tp))}
 
     async def _pass_stateless(

@@ -67,7 +67,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             on_placed=self._wake,
             spawn=spawn,
             topics=self._topic_table,
-            topic_ids=offsets,
+            adopt=offsets.adopt,
         )
         slots = asyncio.Semaphore(self._transactions.aside)
         parking = Parking(postgres, self._topic_table, offsets.topic_id)

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Mapping
 from io import SEEK_CUR, BytesIO
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -29,7 +29,7 @@ from aiokafka.protocol.types import (
 
 from .partition import Partition, State
 
-__all__ = ["KnownIds", "TopicIdWatch", "ask_topic_ids", "ask_topics", "is_another"]
+__all__ = ["TopicIdWatch", "ask_topic_ids", "ask_topics", "is_another"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -149,18 +149,6 @@ async def ask_topics(client: AIOKafkaConsumer, partitions: Collection[TopicParti
     if any(count != len(client.partitions_for_topic(name) or ()) for name, (_, count) in told.items()):
         inner.force_metadata_update()
     return told
-
-
-class KnownIds(Protocol):
-    """What is stored of the topics' ids, with the offsets."""
-
-    def topic_id(self, partition: TopicPartition) -> UUID | None:
-        """The id of the topic that the stored offset belongs to, None where it is not known."""
-        ...
-
-    async def adopt(self, ids: Mapping[TopicPartition, UUID]) -> None:
-        """Store them where none is known."""
-        ...
 
 
 class TopicIdWatch:

@@ -351,7 +351,7 @@ async def test_only_what_a_stateless_consumer_has_handled_since_is_passed_once_k
     cluster: Any = Shared(*([] if refused is None else [refused]))
     stateless_before(monkeypatch, {tp: committed})
     partitions = {each: Partition(each) for each in (TP, OTHER)}
-    placer = a_placer(cluster, partitions, topic_ids=cluster)
+    placer = a_placer(cluster, partitions, adopt=cluster.adopt)
     running = asyncio.create_task(placer.run())
     try:
         placer.wake()
@@ -384,7 +384,7 @@ async def test_a_partition_waits_also_where_its_topics_count_is_told_while_it_is
     cluster.load = load
     topics = SimpleNamespace(covers=lambda _: True, has_shrunk=lambda _, count: count == 2 and not cluster.known)
     partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
-    placer = a_placer(cluster, partitions, topics=topics, topic_ids=cluster)
+    placer = a_placer(cluster, partitions, topics=topics, adopt=cluster.adopt)
     running = asyncio.create_task(placer.run())
     try:
         placer.wake()
@@ -404,7 +404,7 @@ async def test_nothing_is_passed_of_a_topic_that_was_made_anew(monkeypatch):
     cluster.topic_id, cluster.how_to_delete = lambda _: uuid4(), "delete it"
     stateless_before(monkeypatch, dict.fromkeys((TP, OTHER), (9, 4, 0)))
     partitions = {each: Partition(each) for each in (TP, OTHER)}
-    placer = a_placer(cluster, partitions, topic_ids=cluster)
+    placer = a_placer(cluster, partitions, adopt=cluster.adopt)
     running = asyncio.create_task(placer.run())
     try:
         placer.wake()
