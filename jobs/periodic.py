@@ -171,7 +171,6 @@ class Every:
 class Periodic:
     """A job type's schedule, and what becomes of ticks that nobody turned into a job in time."""
 
-    name: str
     schedule: Schedule
     missed: Missed = "once"
     per: Per = "service"
@@ -216,7 +215,7 @@ def periodic_of(
             raise ConfigurationError(f"missed={missed!r}: give 'once', 'skip' or 'all'")
         if per not in get_args(Per):
             raise ConfigurationError(f"per={per!r}: give 'service' or 'origin'")
-        return Periodic(name, schedule_of(cron, every, timezone), missed, per)
+        return Periodic(schedule_of(cron, every, timezone), missed, per)
     except ConfigurationError as error:
         raise ConfigurationError(f"{name}: {error}") from error
 
@@ -242,5 +241,5 @@ def upcoming(job_types: Iterable[Any], after: datetime, count: int = 1) -> list[
             for _ in range(count):
                 time = periodic.schedule.after(time)
                 ticks.append(time)
-            found.append(Upcoming(periodic.name, periodic.schedule.text, periodic.per, ticks))
+            found.append(Upcoming(job_type.name, periodic.schedule.text, periodic.per, ticks))
     return sorted(found, key=lambda item: (item.ticks, item.name))

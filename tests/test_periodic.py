@@ -114,7 +114,7 @@ def test_periods_are_whole_multiples_since_1970(period: timedelta, time: datetim
 
 
 def due(missed: Missed, last: str, time: str) -> list[str]:
-    periodic = Periodic("nightly", Cron("0 6 * * *", "UTC"), missed)
+    periodic = Periodic(Cron("0 6 * * *", "UTC"), missed)
     return [tick.strftime("%d %H:%M") for tick in periodic.due(utc(last), utc(time))]
 
 
@@ -126,7 +126,7 @@ def test_one_job_stands_for_all_that_were_missed() -> None:
 
 def test_every_missed_tick_gets_its_job_within_bounds() -> None:
     assert due("all", "2026-05-01T06:00", "2026-05-04T12:00") == ["02 06:00", "03 06:00", "04 06:00"]
-    many = Periodic("often", Every(1), "all").due(utc("2026-05-01T00:00"), utc("2026-05-02T00:00"))
+    many = Periodic(Every(1), "all").due(utc("2026-05-01T00:00"), utc("2026-05-02T00:00"))
     assert len(many) == MOST_MISSED
     assert many[-1] == utc("2026-05-02T00:00")
     assert many == sorted(set(many))
@@ -145,7 +145,7 @@ def test_whether_ticks_are_due_is_told_without_going_through_them() -> None:
 
     for missed in get_args(Missed):
         counting = Counting("* * * * *", "UTC")
-        periodic, time = Periodic("often", counting, missed), utc("2026-05-08T00:00:30")
+        periodic, time = Periodic(counting, missed), utc("2026-05-08T00:00:30")
         for last in ("2026-05-01T00:00", "2026-05-07T23:59", "2026-05-08T00:00"):
             counting.seen = 0
             told = periodic.is_due(utc(last), time)
