@@ -82,6 +82,65 @@ class ProblemMetrics(Collector):
         yield gauge("sidings_start_time_seconds", started, ["service"], {service: self._started})
 
 
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10  # a client that says nothing does not keep its thread
+
+    def do_GET(self) -> None:
+        self.wfile.write(self._begin())
+
+    def do_HEAD(self) -> None:  # as some probes ask
+        self._begin()
+
+    def _begin(self) -> bytes:
+        assert isinstance(self.server, _Server)
+        status, content_type, body = self.server.answer(self.path.partition("?")[0])
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return body
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: probes come every few seconds."""
+
+
+class _Server(ThreadingHTTPServer):
+    """answer: called with a path, in a thread; gives status, content type and body."""
+
+    daemon_threads = True
+
+    def __init__(self, wanted: tuple[str, int], answer: Callable[[str], tuple[int, str, bytes]]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in wanted[0] else socket.AF_INET
+        self.server_name = wanted[0]
+        self.answer = answer
+        self._open: dict[socket.socket, None] = {}  # oldest first
+        self._turn = threading.Lock()
+        super().__init__(wanted, _Handler)
+
+    def server_bind(self) -> None:  # HTTPServer's asks DNS for the host's name, and the event loop would wait
+        TCPServer.server_bind(self)
+        self.server_port = self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._turn:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._turn:  # before it is closed: its number may be another one's then
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the client has hung up
+            log.exception("a request from %s failed", client_address)
+
+
 class Monitor:
     """Serves ``/metrics`` (Prometheus' text), ``/health`` and ``/ready``: 200 with ``{"status": "ok"}``, or 503 with
     the list of problems. The functions are called from the server's threads."""
@@ -103,62 +162,8 @@ class Monitor:
 
     def start(self) -> None:
         """Listen. Raises `ConfigurationError` if the address cannot be used."""
-        monitor = self
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # a client that says nothing does not keep its thread
-
-            def do_GET(self) -> None:
-                self.wfile.write(self._begin())
-
-            def do_HEAD(self) -> None:  # as some probes ask
-                self._begin()
-
-            def _begin(self) -> bytes:
-                status, content_type, body = monitor._answer(self.path.partition("?")[0])
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                return body
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Nothing: probes come every few seconds."""
-
-        class Server(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in self._wanted[0] else socket.AF_INET
-            daemon_threads = True
-
-            def __init__(self) -> None:
-                super().__init__(monitor._wanted, Handler)
-                self._open: dict[socket.socket, None] = {}  # oldest first
-                self._turn = threading.Lock()
-
-            def server_bind(self) -> None:  # HTTPServer's asks DNS for the host's name, and the event loop would wait
-                TCPServer.server_bind(self)
-                self.server_name, self.server_port = monitor._wanted[0], self.server_address[1]
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                with self._turn:
-                    self._open[request] = None
-                    oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
-                    if oldest is not None:
-                        del self._open[oldest]
-                        with suppress(OSError):
-                            oldest.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
-                super().process_request(request, client_address)
-
-            def shutdown_request(self, request: Any) -> None:
-                with self._turn:  # before it is closed: its number may be another one's then
-                    self._open.pop(request, None)
-                super().shutdown_request(request)
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                if not isinstance(sys.exc_info()[1], OSError):  # the client has hung up
-                    log.exception("a request from %s failed", client_address)
-
         try:
-            self._server = Server()
+            self._server = _Server(self._wanted, self._answer)
         except OSError as error:
             taken = ": another worker may have it, or the web server itself; give each a port of its own"
             why = f"{error}{taken if error.errno == errno.EADDRINUSE else ''}"
