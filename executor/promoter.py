@@ -19,6 +19,7 @@ from .clock import now
 from .glance import GLANCE_FROM, glance
 from .link import Backoff, Link, rest_after
 from .metrics import ExecutorMetrics
+from .queues import OriginQueue
 from .scheduler import Scheduler
 
 __all__ = ["Promoter"]
@@ -81,55 +82,59 @@ class Promoter:
             self._sooner.clear()
             self._next = now() + _POLL_SECONDS * random.uniform(0.8, 1.2)
             held = [queue for queue in self._scheduler.origins.values() if not queue.draining]
-            if held:
-                epochs = {queue.name: queue.epoch for queue in held}
-                whole, began = epochs != self._whole_of or now() >= self._whole_at, now()
-                begin = None if whole else self._looked_at
-                try:
-                    snapshot = await glance(self._link, self._glance_sql) if len(held) >= GLANCE_FROM else None
-                    if snapshot is not None and (snapshot, epochs) == self._done and now() < self._following:
-                        self.expect(self._following)
-                        await self._pause()
-                        continue
-                    row = await self._link.fetchrow(
-                        self._sql,
-                        self.executor_id,
-                        list(epochs),
-                        list(epochs.values()),
-                        self._most,
-                        self._silent(),
-                        *(begin or (None, None)),
-                    )
-                    backoff.reset()
-                    self.outage.over()
-                except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                    self.outage.failed(error)
-                    if not isinstance(error, asyncpg.LockNotAvailableError):
-                        await self._failed(now() - began, whole=whole)
-                    await backoff.sleep()
-                    continue
-                assert row is not None
-                took = now() - began
-                self._done = (snapshot, epochs) if whole and snapshot is not None else None
-                self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
-                for kind, count in Counter[str](row["superseded"]).items():
-                    self._metrics.superseded(kind, count)
-                self._looked_at = row["looked_at"], row["looked_at_id"]
-                if took < self._link.long_seconds:
-                    self._most = min(_MOST_PER_ORIGIN, 2 * self._most)
-                if whole:
-                    self._whole_of = epochs
-                    self._rest(took)
-                    if took < self._link.long_seconds:
-                        self._link.patience = 1
-                if row["promoted"]:
-                    self._on_promoted()
-                    if row["more"]:  # from there on where this one has ended
-                        continue
-                self.expect(self._following)
-            else:
+            if not held:
                 backoff.reset()
+            elif await self._look(held, backoff):
+                continue
             await self._pause()
+
+    async def _look(self, held: list[OriginQueue], backoff: Backoff) -> bool:
+        """Promote what is due in these. Returns whether to look again at once."""
+        epochs = {queue.name: queue.epoch for queue in held}
+        whole, began = epochs != self._whole_of or now() >= self._whole_at, now()
+        begin = None if whole else self._looked_at
+        try:
+            snapshot = await glance(self._link, self._glance_sql) if len(held) >= GLANCE_FROM else None
+            if snapshot is not None and (snapshot, epochs) == self._done and now() < self._following:
+                self.expect(self._following)
+                return False
+            row = await self._link.fetchrow(
+                self._sql,
+                self.executor_id,
+                list(epochs),
+                list(epochs.values()),
+                self._most,
+                self._silent(),
+                *(begin or (None, None)),
+            )
+            backoff.reset()
+            self.outage.over()
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            self.outage.failed(error)
+            if not isinstance(error, asyncpg.LockNotAvailableError):
+                await self._failed(now() - began, whole=whole)
+            await backoff.sleep()
+            return True
+        assert row is not None
+        took = now() - began
+        self._done = (snapshot, epochs) if whole and snapshot is not None else None
+        self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
+        for kind, count in Counter[str](row["superseded"]).items():
+            self._metrics.superseded(kind, count)
+        self._looked_at = row["looked_at"], row["looked_at_id"]
+        if took < self._link.long_seconds:
+            self._most = min(_MOST_PER_ORIGIN, 2 * self._most)
+        if whole:
+            self._whole_of = epochs
+            self._rest(took)
+            if took < self._link.long_seconds:
+                self._link.patience = 1
+        if row["promoted"]:
+            self._on_promoted()
+            if row["more"]:  # from there on where this one has ended
+                return True
+        self.expect(self._following)
+        return False
 
     def _rest(self, took: float) -> None:
         """Where two whole looks in a row took long. One alone may have waited for a lock, for Postgres, or while this
