@@ -184,6 +184,10 @@ class FetchLoop(ABC):
             raise
         except Exception as error:  # a mistake inside of the client: a new one is sure to be in order
             raise KafkaError(f"the client failed unexpectedly: {error!r}") from error
+        await self._take_in(ready, polled)
+
+    async def _take_in(self, ready: Sequence[Partition], polled: Mapping[TopicPartition, Sequence[Record]]) -> None:
+        """A poll of these partitions has brought this."""
         self._served.update(partition for partition in ready if partition.tp in polled)
         if sum(map(len, polled.values())) < self._max_records:
             self._served.clear()  # there was nothing else
