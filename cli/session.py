@@ -89,7 +89,7 @@ class Session:
     async def _fetch(self, sql: str, *arguments: object) -> "list[asyncpg.Record]":
         import asyncio
 
-        from ..executor.link import BROKEN
+        from ..executor import BROKEN
 
         try:
             # For the end of another statement, of which asyncpg may tell the server before, it waits without limit.
@@ -155,8 +155,7 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
 
     import asyncpg
 
-    from ..executor import connect
-    from ..executor.link import BROKEN
+    from ..executor import BROKEN, connect
     from ..schema import check, without_account
 
     try:

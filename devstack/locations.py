@@ -11,7 +11,7 @@ from typing import IO
 
 from .errors import DevstackError
 
-__all__ = ["cache_directory", "free_port", "free_ports", "home", "is_free", "locked"]
+__all__ = ["LOOPBACK", "cache_directory", "free_port", "free_ports", "home", "is_free", "locked"]
 
 # Below the range that systems hand out to outgoing connections (32768 and up on Linux, 49152 on macOS). A
 # port of that range could be taken by any client while its server is down; and a client that retries

@@ -13,7 +13,7 @@ from .postgres import Postgres
 from .sessions import sweep
 from .state import ServerStatus
 
-__all__ = ["Endpoints", "Stack", "ensure", "external"]
+__all__ = ["KAFKA_VARIABLE", "POSTGRES_VARIABLE", "Endpoints", "Stack", "ensure", "external"]
 
 POSTGRES_VARIABLE = "SIDINGS_POSTGRES"
 KAFKA_VARIABLE = "SIDINGS_KAFKA"

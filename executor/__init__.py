@@ -21,6 +21,7 @@ from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import LeaseEvents, LeaseThread
 from .link import (
+    BROKEN,
     MOST_IDLE_SECONDS,
     NOT_NOW,
     Backoff,
@@ -39,6 +40,7 @@ from .settings import ExecutorSettings, PostgresSettings
 from .transactional import CLEAN
 
 __all__ = [
+    "BROKEN",
     "CLEAN",
     "MOST_CONFLICTS",
     "MOST_CUTS",

@@ -25,6 +25,7 @@ __all__ = [
     "close_all",
     "connect",
     "refuses_writes",
+    "rest_after",
     "takes_no_writes",
 ]
 

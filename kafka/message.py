@@ -18,6 +18,7 @@ __all__ = [
     "Message",
     "Record",
     "StoredMessage",
+    "StoredRecord",
     "check_topic",
     "group_of_key",
     "origin_of",

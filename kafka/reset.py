@@ -14,8 +14,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndTimestamp
 
 from ..errors import ConfigurationError, KafkaUnavailable, OffsetOutOfRange, PostgresUnavailable
-from ..executor import Link, PostgresSettings, connect
-from ..executor.link import BROKEN
+from ..executor import BROKEN, Link, PostgresSettings, connect
 from ..schema import load_sql
 from . import membership
 from .brokers import go_around_hanging_brokers

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from ..errors import ConfigurationError
 
-__all__ = ["KAFKA_CONNECTOR", "POSTGRES_DRIVER", "session"]
+__all__ = ["JARS_VARIABLE", "KAFKA_CONNECTOR", "POSTGRES_DRIVER", "session"]
 
 KAFKA_CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.14"

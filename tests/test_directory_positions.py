@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.errors import NotLeaderForPartitionError
+from aiokafka.errors import NotLeaderForPartitionError, OffsetOutOfRangeError
 from sidings import SQLite
 from sidings.devstack.topics import create_topic, delete_topics
-from sidings.kafka.directory.reader import OffsetOutOfRangeError, Reader
+from sidings.kafka.directory.reader import Reader
 from sidings.kafka.message import Record
 
 from .consumer_support import producing

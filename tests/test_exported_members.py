@@ -6,7 +6,9 @@ import pickle
 import pydoc
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,29 @@ def test_exports_are_sorted_and_exist(package: object) -> None:
     names: list[str] = package.__all__  # type: ignore[attr-defined]
     assert names == sorted(set(names), key=lambda name: (not name.isupper(), name[0].islower(), name))
     assert [name for name in names if not hasattr(package, name)] == []
+
+
+def test_what_one_module_takes_from_another_is_listed_there() -> None:
+    root = Path(sidings.__file__).parent
+    packages = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    listed: dict[str, list[str]] = {}
+    taken: list[tuple[str, str, str]] = []  # by whom, from where, what
+    for package in packages:
+        for path in sorted(root.joinpath(*package.split(".")[1:]).glob("*.py")):
+            module = package if path.stem == "__init__" else f"{package}.{path.stem}"
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Assign([ast.Name("__all__")], names):
+                        listed[module] = ast.literal_eval(names)
+                    case ast.ImportFrom(level=1 | 2 | 3):
+                        home = resolve_name("." * node.level + (node.module or ""), package)
+                        taken += [(module, home, alias.name) for alias in node.names]
+    assert len(taken) > 1_000
+    assert [
+        (who, home, name)
+        for who, home, name in taken
+        if home in listed and name not in listed[home] and f"{home}.{name}" not in listed  # that is a module
+    ] == []
 
 
 def test_every_error_is_exported() -> None:

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import Generic, TypeVar, cast
 
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 
 from ...errors import DirectoryBehind
 from ...jobs import Snooze
@@ -25,7 +25,7 @@ from .collector import Collector
 from .completeness import TOMBSTONE_SECONDS, Completeness
 from .faults import Faults
 from .progress import Progress
-from .reader import OffsetOutOfRangeError, Reader
+from .reader import Reader
 from .rows import BadRecord, Change, Row, Rows
 from .same_log import SameLog, outside
 from .storage import Batch, Identity, Kept, Mark, Plan, Storage

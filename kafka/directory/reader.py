@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from ...waiting import unless_set
 from .. import membership
@@ -19,7 +19,7 @@ from ..settings import KafkaSettings
 from ..topic_ids import ask_topic_ids
 from .topic import TopicFacts, look_at
 
-__all__ = ["OffsetOutOfRangeError", "Reader", "Standing"]
+__all__ = ["Reader", "Standing"]
 
 log = logging.getLogger("sidings.directory")
 

@@ -21,7 +21,7 @@ from .amends import cannot
 from .backlog import Backlog, Lane, Row, Slot, id_of, key_of, published_us_of, slot_of
 from .metrics import OutboxMetrics
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "clean"]
 
 log = logging.getLogger("sidings.outbox")
 

@@ -8,7 +8,7 @@ import asyncpg
 from ...errors import ConfigurationError, PostgresUnavailable, SchemaMissing
 from ...schema import connect_any
 
-__all__ = ["connected", "unlimited"]
+__all__ = ["Connection", "connected", "unlimited"]
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["Finding", "findings"]
+__all__ = ["Finding", "duration", "findings", "measured"]
 
 _MOST = 3  # of one kind
 

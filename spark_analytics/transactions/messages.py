@@ -18,6 +18,7 @@ __all__ = [
     "digest",
     "event",
     "text_of",
+    "within",
 ]
 
 Json = Mapping[str, object]
