@@ -27,6 +27,7 @@ __all__ = [
     "Slot",
     "id_of",
     "key_of",
+    "order_key_of",
     "published_us_of",
     "repeat",
     "slot_of",
@@ -83,6 +84,11 @@ slot_of: Callable[[Row], Slot] = itemgetter(1)
 key_of: Callable[[Row], bytes | None] = itemgetter(2)
 timestamp_ms_of: Callable[[Row], int | None] = itemgetter(6)
 published_us_of: Callable[[Row], int] = itemgetter(7)
+
+
+def order_key_of(row: Row) -> bytes | None:
+    """What orders it, and takes it to its partition: its partition key, else its key; None: it has neither."""
+    return row[2] if row[3] is None else row[3]
 
 
 def repeat(rows: Iterable[Row]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..topics import Partitioner, key_hash
-from .backlog import Row
+from .backlog import Row, order_key_of
 from .message import headers_from_text
 
 __all__ = ["MESSAGE_ID", "Packed", "Packer"]
@@ -74,7 +74,7 @@ class Packer:
         open = [index for index, partition in enumerate(partitions) if partition not in avoided] if avoided else None
         keyless = groups[random.choice(open or range(count))]
         for row in rows:
-            key = row[2] if row[3] is None else row[3]  # the partition key, if it has one
+            key = order_key_of(row)
             (keyless if key is None else groups[hashes[key] % count]).append(row)
         return {partition: group for partition, group in zip(partitions, groups, strict=True) if group}
 
@@ -82,7 +82,7 @@ class Packer:
         """Whether a message's key takes it to one of some partitions."""
 
         def goes(row: Row) -> bool:
-            key = row[2] if row[3] is None else row[3]
+            key = order_key_of(row)
             return key is not None and self.partition_of(topic, key, partitions) in some
 
         return goes

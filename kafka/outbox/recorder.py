@@ -18,7 +18,7 @@ from ...outage import Outage
 from ...schema import int_array, load_sql
 from ...waiting import set_within
 from .amends import cannot
-from .backlog import Backlog, Lane, Row, Slot, id_of, key_of, published_us_of, slot_of
+from .backlog import Backlog, Lane, Row, Slot, id_of, key_of, order_key_of, published_us_of, slot_of
 from .metrics import OutboxMetrics
 
 __all__ = ["Recorder", "clean"]
@@ -280,7 +280,7 @@ def _each(sent: _Sent, refused: _Refused) -> list[_Each]:
 
 def _order(lane: Lane, row: Row) -> tuple[str, bytes] | None:
     """What its order is that of: its topic and key, or partition key; None: it has none."""
-    key = row[2] if row[3] is None else row[3]
+    key = order_key_of(row)
     return None if key is None else (lane.topic, key)
 
 
