@@ -61,7 +61,7 @@ async def committed_stateless(
     `KafkaError`."""
     found: dict[TopicPartition, tuple[int, int, int]] = {}
     for tp, committed in (await _committed(client, ids)).items():
-        words = _FOUND.fullmatch(committed.metadata or "")
+        words = _note_in(committed.metadata)
         if words and words[2] == str(ids[tp]):
             found[tp] = committed.offset, int(words[1]), int(words[3] or committed.offset)
     return found
@@ -82,8 +82,13 @@ def _topic_in(metadata: str | None) -> UUID | None:
     return UUID(found[1]) if found else None
 
 
+def _note_in(metadata: str | None) -> re.Match[str] | None:
+    """That of a stateless consumer; None where somebody else has committed the offset."""
+    return _FOUND.fullmatch(metadata or "")  # null, say the brokers of some
+
+
 def _began(committed: OffsetAndMetadata) -> int:
-    found = _FOUND.fullmatch(committed.metadata or "")
+    found = _note_in(committed.metadata)
     return int(found[3] or committed.offset) if found else committed.offset
 
 
@@ -153,7 +158,7 @@ class GroupOffsets:
         return self._epochs.get(partition)
 
     def _epoch_in(self, tp: TopicPartition, metadata: str | None) -> int | None:
-        found = _FOUND.fullmatch(metadata or "")  # null, say the brokers of some
+        found = _note_in(metadata)
         return int(found[1]) if found and found[2] == str(self._topic_ids.get(tp.topic)) else None
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
