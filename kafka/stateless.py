@@ -51,7 +51,6 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
     def start(self, client: AIOKafkaConsumer, epochs: LeaderEpochs) -> None:
         """Make the parts that work with this client, and start them."""
         settings = self._settings
-        self.loops = []
         offsets = GroupOffsets(client, epochs, self._metrics, seconds=min(5.0, settings.rebalance_seconds / 4))
         self._offsets = offsets
         self._placer = Placer(
