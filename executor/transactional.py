@@ -42,7 +42,7 @@ log = logging.getLogger("sidings.executor")
 _SUPERSEDED, _OVER = "SD001", "SD002"
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
 _DECIDED = (Discard, Snooze, RetryAfter)
-_NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
+_NO_END_YET = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What its own statements may have brought about: one that failed and was caught, or a stricter isolation level.
 _OF_HANDLER = (asyncpg.InFailedSQLTransactionError, asyncpg.TransactionRollbackError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
@@ -357,7 +357,7 @@ class Transactional:
             if error.sqlstate == _OVER:
                 log.warning("job %s %s was ended by somebody else; its effects are rolled back", entry.id, entry.type)
                 return Committed(OutcomeName.CANCELLED)
-            if isinstance(error, _NOT_NOW):  # the handler has done its part
+            if isinstance(error, _NO_END_YET):  # the handler has done its part
                 log.warning("job %s %s cannot end yet, its effects are rolled back: %r", entry.id, entry.type, error)
                 return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
             if ended or isinstance(error, _OF_HANDLER):
