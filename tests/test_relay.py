@@ -594,7 +594,7 @@ async def few_behind_many(database: str, relay: Relay, *, read: bool) -> None:
         while not backlog.lane("few").queue:
             await reads_little(database, relay)
             plan = relay.reader._plan()
-            rows = await relay.reader._link.fetch(relay.reader.sql, *relay.reader._arguments(plan))
+            rows = await relay.reader._link.fetch(relay.reader._sql, *relay.reader._arguments(plan))
             relay.reader._deliver(plan, rows, passing=False)
             reads += 1
             assert backlog.lane("few").queue or relay.reader.hungry()
@@ -608,7 +608,7 @@ async def reads_little(database: str, relay: Relay) -> None:
     """The relay's next read."""
     async with connected(database) as looking:
         rows = await looking.fetch(
-            "EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT) " + relay.reader.sql,
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT) " + relay.reader._sql,
             *relay.reader._arguments(relay.reader._plan()),
         )
     lines = [row[0] for row in rows]

@@ -665,8 +665,8 @@ async def test_late_messages_that_cannot_be_found_in_time_are_found_by_starting_
     monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
     etas, stepped_over = await topic("etas"), "AND NOT pg_visible_in_snapshot(m.txid"
     relay = a_relay(database, sidings_kafka)
-    assert relay.reader.sql.count(stepped_over) == 1
-    relay.reader.sql = relay.reader.sql.replace(stepped_over, f"AND pg_sleep(0.02) IS NOT NULL {stepped_over}")
+    assert relay.reader._sql.count(stepped_over) == 1
+    relay.reader._sql = relay.reader._sql.replace(stepped_over, f"AND pg_sleep(0.02) IS NOT NULL {stepped_over}")
     relay.reader._link = Link(PostgresSettings(dsn=database, call_seconds=1.0))
     await relay.start()
     try:

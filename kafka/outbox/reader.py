@@ -81,7 +81,7 @@ class Reader:
         self._on_new_server = on_new_server
         self._marks = ReadMarks()
         self._drawn = 0  # how far ids had been drawn at the last read
-        self.sql = load_sql(__package__, "read", schema)
+        self._sql = load_sql(__package__, "read", schema)
         self._advance_sql = load_sql(__package__, "advance", schema)
         self._behind = Outage(log, "the sequence is behind the outbox, and could not be moved on")
         self._woken = asyncio.Event()
@@ -106,7 +106,7 @@ class Reader:
                 continue
             sent = now()
             try:
-                rows = await self._link.fetch(self.sql, *self._arguments(plan))
+                rows = await self._link.fetch(self._sql, *self._arguments(plan))
                 backoff.reset()
                 outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
