@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from pydantic import model_validator
-from sidings.kafka.directory import collector
-from sidings.kafka.directory.collector import Collector
+from sidings import collector
+from sidings.collector import CollectorRest
 
 from .consumer_support import producing
 from .directory_support import COMPACTED, Acquirer, a_directory, row
@@ -23,7 +23,7 @@ def _collecting() -> Generator[None]:
 
 
 def test_it_goes_on_when_the_last_of_several_loads_has_ended():
-    first, second = Collector(), Collector()
+    first, second = CollectorRest(), CollectorRest()
     first.rest()
     second.rest()
     second.rest()
@@ -36,14 +36,14 @@ def test_it_goes_on_when_the_last_of_several_loads_has_ended():
 
 def test_switched_off_by_somebody_else_it_stays_off():
     gc.disable()
-    load = Collector()
+    load = CollectorRest()
     load.rest()
     load.resume()
     assert not gc.isenabled()
 
 
 def test_a_load_that_pauses_for_a_moment_goes_on_resting_and_one_that_waits_does_not(monkeypatch):
-    load = Collector()
+    load = CollectorRest()
     load.rest()
     load.resume(if_idle=True)
     assert not gc.isenabled()

@@ -3,8 +3,8 @@
 Reading order: `rows` (from a record to a change), `storage` (the port) with `memory` and `sqlite` (`columns` has
 its forms of rows and keys), `progress` (the barrier), `callbacks`, `faults`, `topic` (what Kafka says of the topic),
 `reader` (the client), `same_log` (is the log still the one that was read), `completeness` (may deletions have been
-missed), `follower` (reads, and decides where to begin; `collector` helps), `metrics`, and `directory`, which is what a
-service author sees of all this.
+missed), `follower` (reads, and decides where to begin), `metrics`, and `directory`, which is what a service author sees
+of all this.
 """
 
 from .callbacks import Changed

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, cast
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 
+from ...collector import CollectorRest
 from ...errors import DirectoryBehind
 from ...jobs import Snooze
 from ...jobs.retry import asked_seconds
@@ -21,7 +22,6 @@ from ..message import Record
 from ..settings import KafkaSettings
 from ..topic_ids import is_another
 from .callbacks import Callbacks
-from .collector import Collector
 from .completeness import TOMBSTONE_SECONDS, Completeness
 from .faults import Faults
 from .progress import Progress
@@ -78,7 +78,7 @@ class Follower(Generic[T]):
         self._storage = storage
         self._callbacks = callbacks
         self._on_loaded = on_loaded
-        self._collector = Collector()
+        self._collector = CollectorRest()
         self._loaded = False
         self._stopping = asyncio.Event()
         self._moved = asyncio.Event()
