@@ -35,6 +35,12 @@ async def naming(connection: asyncpg.Connection, ids: list[int]) -> bool:
     return await connection.fetchval("SELECT running FROM sidings.executor") == ids
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine some cycles take longer; the next ones would bring nothing."""
+    monkeypatch.setattr(cycles, "_QUICK_READ", 60.0)
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the reader sent its reads."""
