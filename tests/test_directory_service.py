@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import (
+    Changed,
     ConfigurationError,
     Directory,
     DirectoryNotReady,
@@ -111,6 +112,40 @@ async def test_consumers_and_readiness_wait_for_the_directories(topic, sidings_k
             return await status(service, "/ready") == 200
 
         await eventually(ready)
+
+
+@pytest.mark.parametrize("storage", [lambda path: None, SQLite], ids=["memory", "sqlite"])
+async def test_what_callbacks_build_is_complete_when_handlers_run(topic, sidings_kafka, tmp_path, storage):
+    """A dict that `on_change` filled was empty after each start, as it is not told of the load. With a file a start
+    reads nothing anew, and it was empty all the same."""
+    payments, directory = await topic("payments"), await topic("terminals", partitions=2, config=COMPACTED)
+    for partition in (0, 1):
+        rows = {f"T-{n}": row(f"T-{n}", f"a{n % 3}") for n in range(partition, 1_500, 2)}
+        await put(sidings_kafka, directory, rows, partition=partition)
+    for start in range(2):
+        service = a_service(sidings_kafka)
+        terminals = service.directory(directory, model=Acquirer, storage=storage(tmp_path / "terminals.db"))
+        built, told, found = dict[Any, Any](), list[tuple[Any, bool]](), list[tuple[int, bool]]()
+
+        @terminals.on_change(load=True)
+        def build(change: Changed[Acquirer], built=built, told=told, terminals=terminals) -> None:
+            assert built.get(change.key) == change.old
+            built[change.key] = change.new
+            told.append((change.key, terminals.ready))
+
+        @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
+        async def look(message: Message[Payment], built=built, found=found, terminals=terminals) -> None:
+            found.append((len(built), built == dict(terminals.items())))
+
+        await pay(sidings_kafka, payments, "T-1")
+        async with service:
+            await eventually(lambda found=found: found)
+            assert found[0] == (1_500, True)
+            assert sorted(told) == sorted((key, False) for key in built), "each once, and before anything else"
+            await put(sidings_kafka, directory, {"T-2": row("T-2", f"b{start}")})
+            await terminals.wait_until(timeout=SECONDS)
+            assert told[1_500:] == [("T-2", True)]
+            assert built == dict(terminals.items())
 
 
 async def test_jobs_wait_for_the_directories(database, topic, sidings_kafka, caplog):

@@ -151,9 +151,7 @@ class Watched:
             if change.new is None:
                 del replica[change.key]
 
-        directory.on_change(told)
-        finish = directory._follower._on_loaded
-        directory._follower._on_loaded = lambda: (finish(), replica.update(directory.items()))
+        directory.on_change(told, load=True)
         await asyncio.wait_for(directory.__aenter__(), 3 * SECONDS)
         self.now, self._replica = directory, replica
 

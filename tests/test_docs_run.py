@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from .directory_support import COMPACTED, put
 from .guide import block
 from .outbox_support import arrived, records
 from .plan_support import nodes
-from .support import ORIGIN, connected, drained, enqueue, eventually, fetch, value
+from .support import ORIGIN, SECONDS, connected, drained, enqueue, eventually, fetch, value
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).name
@@ -53,7 +54,7 @@ RUN_BY = {
         "A consumer of your own": HERE,
     },
     "docs/devstack.md": {"In your tests": HERE, "In Python": HERE},
-    "docs/directories.md": {"": HERE, "Following": HERE},
+    "docs/directories.md": {"": HERE, "Following": HERE, "A structure of your own": HERE},
     "docs/directory-tables.md": {
         "The table": "test_directory_tables.py",
         "Quickstart": "test_directory_tables.py",
@@ -337,20 +338,23 @@ class Payment(BaseModel):
     terminal_id: str
 
 
-async def test_a_directory_and_its_changes(topic: Any, sidings_kafka: str, caplog: pytest.LogCaptureFixture):
-    terminals = await topic(config=COMPACTED)
+async def a_directory_page(topic: Any, kafka: str, terminals: str, **names: Any) -> dict[str, Any]:
+    """The service at the top of the page, whose consumer does what the text leaves out by `routed`."""
     text = replaced(
         block("directories.md", "", "python"),
-        *('"localhost:9092"', repr(sidings_kafka)),
+        *('"localhost:9092"', repr(kafka)),
         *('"terminal-acquirer"', repr(terminals)),
         *('"payments"', repr(await topic())),
         *('"payments.dlq"', repr(await topic())),
-        *("    ...\n", "    routed.append(acquirer)\n"),
+        *("    ...\n", "    routed(acquirer)\n"),
     )
-    routed: list[str] = []
-    names = {"Service": Service, "BaseModel": BaseModel, "ConfigDict": ConfigDict, "to_camel": to_camel}
-    names |= {"Message": Message, "Payment": Payment, "routed": routed}
-    page = execute(text, **names)
+    names |= {"Service": Service, "BaseModel": BaseModel, "ConfigDict": ConfigDict, "to_camel": to_camel}
+    return execute(text, Message=Message, Payment=Payment, **names)
+
+
+async def test_a_directory_and_its_changes(topic: Any, sidings_kafka: str, caplog: pytest.LogCaptureFixture):
+    terminals, routed = await topic(config=COMPACTED), list[str]()
+    page = await a_directory_page(topic, sidings_kafka, terminals, routed=routed.append)
     log = logging.getLogger("docs")
     caplog.set_level(logging.INFO, "docs")
     execute(block("directories.md", "Following", "python"), Changed=Changed, log=log, **page)
@@ -361,6 +365,25 @@ async def test_a_directory_and_its_changes(topic: Any, sidings_kafka: str, caplo
         await put(sidings_kafka, terminals, {"T-1": b'{"terminalId": "T-1", "acquirerId": "b"}'})
         await eventually(lambda: "acquirer_id='b'" in caplog.text)
     assert routed == ["a"]
+
+
+async def test_a_structure_that_is_built_of_a_directory(topic: Any, sidings_kafka: str):
+    terminals, routed = await topic(config=COMPACTED), list[Any]()
+    page = await a_directory_page(
+        topic, sidings_kafka, terminals, routed=lambda acquirer: routed.append(set(page["terminals_of"][acquirer]))
+    )
+    text = block("directories.md", "A structure of your own", "python")
+    page = execute(text, defaultdict=defaultdict, Changed=Changed, **page)
+    rows = {"T-1": "a", "T-2": "a", "T-3": "b"}
+    texts = {key: json.dumps({"terminalId": key, "acquirerId": acquirer}).encode() for key, acquirer in rows.items()}
+    await put(sidings_kafka, terminals, texts)
+    async with page["service"]:
+        await page["terminals"].wait_ready()
+        await page["route"](Message(Payment(terminal_id="T-1")))
+        await put(sidings_kafka, terminals, {"T-2": texts["T-2"].replace(b'"a"', b'"b"'), "T-3": None})
+        await page["terminals"].wait_until(timeout=SECONDS)
+        await page["route"](Message(Payment(terminal_id="T-2")))
+    assert routed == [{"T-1", "T-2"}, {"T-2"}]
 
 
 async def test_a_directory_table_is_published_anew(database: str, topic: Any):

@@ -911,7 +911,11 @@ def test_what_cannot_be_told_of_a_change_is_refused(function):
     terminals = a_declaration().directory("terminals", model=Ride)
     with pytest.raises(ConfigurationError, match="'terminals': on_change"):
         terminals.on_change(function)
+    with pytest.raises(ConfigurationError, match="'terminals': on_change"):
+        terminals.on_change(load=True)(function)
     terminals.on_change({}.update)  # of which Python does not know what it takes
+    with pytest.raises(ConfigurationError, match=r"'terminals': on_change\(load='yes'\): give True or False"):
+        terminals.on_change(load="yes")
 
 
 async def test_a_directory_that_is_entered_twice_still_ends(topic, sidings_kafka):
@@ -921,6 +925,8 @@ async def test_a_directory_that_is_entered_twice_still_ends(topic, sidings_kafka
     async with terminals:
         with pytest.raises(ConfigurationError, match="has been started before: make another one"):
             await terminals.__aenter__()
+        with pytest.raises(ConfigurationError, match=r"on_change\(load=True\) comes after its start: declare"):
+            terminals.on_change(load=True)
         await terminals.wait_until(timeout=SECONDS)
     assert [task for task in asyncio.all_tasks() if name in task.get_name()] == []
 

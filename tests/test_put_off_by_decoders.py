@@ -329,6 +329,29 @@ async def test_who_reads_a_row_of_a_file_that_cannot_be_decoded_now_is_told(topi
         assert terminals["T1"].acquirer_id == "a"
 
 
+async def test_the_load_is_told_once_though_a_row_of_the_file_could_not_be_decoded(
+    topic, sidings_kafka, tmp_path: Path
+):
+    name, path, told = await topic(config=COMPACTED), tmp_path / "terminals.db", list[Any]()
+    away = Away()
+    await put(sidings_kafka, name, {f"T{n}": row(f"T{n}") for n in range(3)})
+
+    def decode(message: Message[bytes]) -> Acquirer:
+        if message.key == b"T2":
+            away.ask("read")
+        return Acquirer.model_validate_json(message.value)
+
+    away.asked["read"] = _TRIES
+    async with a_directory(name, sidings_kafka, decoder=decode, storage=SQLite(path)):
+        pass
+    away.asked["read"] = 0
+    terminals = a_directory(name, sidings_kafka, decoder=decode, storage=SQLite(path))
+    terminals.on_change(lambda change: told.append((change.key, change.old)), load=True)
+    async with terminals:
+        assert sorted(told) == [("T0", None), ("T1", None), ("T2", None)]
+    assert away.asked["read"] > _TRIES, "nothing was told as long as one could not be decoded"
+
+
 async def test_a_change_is_told_though_its_value_could_not_be_decoded_when_it_was_in_the_file(
     topic, sidings_kafka, tmp_path: Path
 ):

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -164,25 +164,45 @@ class Directory(Generic[T]):
 
     # -- changes ----------------------------------------------------------------------------------------------------
 
-    def on_change(self, function: F) -> F:
+    @overload
+    def on_change(self, function: F, *, load: bool = ...) -> F: ...
+    @overload
+    def on_change(self, *, load: bool) -> Callable[[F], F]: ...
+    def on_change(self, function: F | None = None, *, load: bool | None = None) -> F | Callable[[F], F]:
         """Call `function` for each key whose value has changed, with what was and what is::
 
             @terminals.on_change
             def changed(change: Changed[TerminalAcquirer]) -> None:
                 log.info("%s: %s -> %s", change.key, change.old, change.new)
 
-        It is not called for the load, only for what changes afterwards. It is called between two batches, when all of a
-        batch is in the directory: of several changes of a key in one batch it sees the last. What it raises is logged
-        and counted.
+        It is called between two batches, when all of a batch is in the directory: of several changes of a key in one
+        batch it sees the last. What it raises is logged and counted.
+
+        Args:
+            load: Whether it is also called for the load: once the load is complete, and before the directory is ready,
+                for each key that is there then, with ``old=None``. So what it builds of them, by
+                ``@terminals.on_change(load=True)``, is complete when handlers run, and follows. The directory itself
+                cannot be read yet.
 
         Returns:
-            The function, unchanged.
+            The function, unchanged; without one, a decorator.
 
         Raises:
-            ConfigurationError: It is an ``async def``, or does not take one argument.
+            ConfigurationError: It is an ``async def``, or does not take one argument; or the directory has been started
+                before, with `load`.
         """
-        self._callbacks.add(function)
-        return function
+        if load not in (None, False, True):
+            raise ConfigurationError(f"directory {self.topic!r}: on_change(load={load!r}): give True or False")
+        if load and self._began is not None:
+            raise ConfigurationError(
+                f"directory {self.topic!r}: on_change(load=True) comes after its start: declare it before"
+            )
+
+        def declare(function: F) -> F:
+            self._callbacks.add(function, load=bool(load))
+            return function
+
+        return declare if function is None and load is not None else declare(cast(F, function))
 
     async def wait_until(
         self, offset: int | Mapping[int, int] | None = None, *, partition: int = 0, timeout: float | None = None

@@ -496,6 +496,8 @@ class Follower(Generic[T]):
             )
             self._again = None
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
+        if not self._loaded:
+            await self._callbacks.tell_load(self._storage)
         self._collector.resume()
         if not self._loaded:
             self._loaded = True
