@@ -21,7 +21,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
-from sidings import Changed, Job, Message, MissingOrigin, Registry, SchemaMissing, Service, Transaction
+from sidings import Changed, Job, Message, MissingOrigin, Registry, SchemaMissing, Service, Transaction, migrate
 from sidings.spark_analytics.transactions.config import load
 from sidings.testing import drain
 
@@ -103,7 +103,7 @@ RUN_BY = {
         "Migrations of your own": HERE,
         "A field is renamed": HERE,
     },
-    "docs/outbox.md": {"": HERE},
+    "docs/outbox.md": {"": HERE, "Kafka first, or the outbox?": HERE},
     "docs/periodic.md": {"": "test_periodic.py", "What comes next": "test_periodic.py"},
     "docs/policies.md": {
         "": "test_policies_guide.py",
@@ -332,6 +332,42 @@ async def test_the_outbox_at_the_top_of_its_page(transports: str, topic: Any, si
         await execute_awaiting(text, service=service, id="t-1", eta=datetime(2030, 1, 2, tzinfo=UTC), Eta=Eta)
     [record] = await records(sidings_kafka, etas)
     assert (record.key, Eta.model_validate_json(record.value).transport) == (b"t-1", "t-1")
+
+
+class Tenant(BaseModel):
+    id: str
+    email: str
+
+
+async def test_kafka_first_takes_what_it_is_given_also_without_postgres(
+    own_postgres: Any, topic: Any, sidings_kafka: str
+):
+    """And knows nothing of what is unique: both requests for an address are answered with success."""
+    postgres, tenants = own_postgres(), await topic("tenants")
+    await migrate(postgres.dsn, service="test")
+    await fetch(postgres.dsn, "CREATE TABLE tenant (id text PRIMARY KEY, email text UNIQUE)")
+    service = a_service(postgres.dsn, sidings_kafka)
+    text = block("outbox.md", "Kafka first, or the outbox?", "python")
+    text = text.replace('"tenants"', repr(tenants))
+    page = execute(text, service=service, Tenant=Tenant, Message=Message, Transaction=Transaction)
+    put_tenant = page["put_tenant"]
+
+    async def stored(id: str, email: str) -> None:
+        query = "SELECT count(*) FROM tenant WHERE id = $1 AND email = $2"
+        await eventually(lambda: value(postgres.dsn, query, id, email))
+
+    async with service:
+        answer = await put_tenant(Tenant(id="t-1", email="a@example.org"))
+        assert answer == Tenant(id="t-1", email="a@example.org")
+        await stored("t-1", "a@example.org")
+        await asyncio.to_thread(postgres.kill)
+        await put_tenant(Tenant(id="t-1", email="b@example.org"))
+        await put_tenant(Tenant(id="t-2", email="b@example.org"))
+        await asyncio.to_thread(postgres.start)
+        await stored("t-1", "b@example.org")
+        parked = f"SELECT count(*) FROM sidings.job WHERE type = 'message:{tenants}'"
+        await eventually(lambda: value(postgres.dsn, parked))
+    assert await value(postgres.dsn, "SELECT count(*) FROM tenant") == 1
 
 
 class Payment(BaseModel):

@@ -1,4 +1,4 @@
-"""A multi-tenant administration over Kafka and Postgres: "ACID transactions with Kafka", complete. See README.md.
+"""A multi-tenant administration over Kafka and Postgres, with transactions across both. See README.md.
 
 Reading order:
 
