@@ -51,6 +51,7 @@ RUN_BY = {
         "Going on from another place": "test_consumer_guide.py",
         "Back-pressure": "test_consumer_guide.py",
         "Stateless consumers": HERE,
+        "Dead letters are brought back": "test_stateless.py",
         "A consumer of your own": HERE,
     },
     "docs/devstack.md": {"In your tests": HERE, "In Python": HERE},

@@ -8,10 +8,22 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.protocol.group import LeaveGroupRequest
 from prometheus_client import CollectorRegistry
-from sidings import ConfigurationError, Discard, KafkaSettings, Message, OffsetUnknown, Retry, Service, Snooze
+from sidings import (
+    ConfigurationError,
+    Discard,
+    KafkaSettings,
+    Message,
+    OffsetUnknown,
+    Retry,
+    Service,
+    Snooze,
+    Transaction,
+)
 from tenacity import stop_after_attempt, wait_none
 
+from . import consumer_support
 from .consumer_support import Number, Unshowable, delete_records, produce, produce_raw, producing, sample
+from .guide import run
 from .support import SECONDS, eventually
 
 TWICE = Retry(wait=wait_none(), stop=stop_after_attempt(2))
@@ -211,6 +223,56 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
     assert error.startswith(b"ValueError: bad luck")
     assert error.decode().endswith("ä")
     assert len(error) == 1_999
+
+
+async def test_dead_letters_are_brought_back_as_the_guide_says(database, topic, sidings_kafka):
+    """Also of a topic whose producers choose other partitions, and where another group has handled the message: it
+    knows the repeat by the id, which is the relay's, though the dead letter has got another."""
+    name, dead = await topic("positions", partitions=3), await topic("dead", partitions=2)
+    mended, seen, others = False, list[Message[Number]](), list[int]()
+    async with producing(sidings_kafka) as producer:
+        for n in range(6):
+            headers = [("sidings-id", b"%d" % n), ("trace", b"t")]
+            value, partition = Number(n=n).model_dump_json().encode(), n % 3
+            await producer.send_and_wait(name, value, key=b"k%d" % n, partition=partition, headers=headers)
+    service, other = a_service(sidings_kafka, group=name), consumer_support.a_service(database, sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n >= 3 and not mended:
+            raise ValueError("another" if message.value.n == 5 else "bad luck")
+        seen.append(message)
+
+    @other.consumer(name, dedup=True)
+    async def handle_once(message: Message[Number], tx: Transaction) -> None:
+        others.append(message.value.n)
+
+    bring_back = run("consumer.md", "Dead letters are brought back")["bring_back"]
+    async with service, other:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="dead_letter") == 3)
+        await eventually(lambda: len(others) == 6)
+        mended = True
+        await bring_back(sidings_kafka, dead, lambda told: b"bad luck" in told["sidings-error"])
+        await eventually(lambda: len(seen) == 5)
+        await bring_back(sidings_kafka, dead, lambda told: b"bad luck" in told["sidings-error"])
+        duplicate = {"result": "duplicate", "topic": name}
+        await eventually(lambda: sample(other, "sidings_consumer_messages_total", **duplicate) == 2)
+    assert sorted((m.value.n, m.partition, m.key) for m in seen[3:]) == [(3, 0, b"k3"), (4, 1, b"k4")]
+    assert [m.headers for m in sorted(seen[3:], key=lambda m: m.value.n)] == [
+        (("sidings-id", b"3"), ("trace", b"t")),
+        (("sidings-id", b"4"), ("trace", b"t")),
+    ]
+    assert sorted(others) == list(range(6))
+    assert len(await everything(sidings_kafka, name, 3)) == 8
+    seen.clear()
+    service = a_service(sidings_kafka, group=name)
+    handler = service.consumer(name, stateless=True, dead_letter=dead)(handle)
+    service.consumer(dead, stateless=True, dead_letter=await topic("dead2"))(handler)
+    async with service:
+        await eventually(lambda: len(seen) == 3)
+    assert sorted((m.value.n, m.topic, m.header("sidings-topic")) for m in seen) == [
+        (n, dead, name.encode()) for n in (3, 4, 5)
+    ]
 
 
 async def test_an_error_that_cannot_be_shown_goes_to_the_dead_letters_too(topic, sidings_kafka):
