@@ -1,4 +1,4 @@
-"""Payments that go on while Postgres is away: the system of the directory article, end to end.
+"""Payments that go on while Postgres is away: the system of "Kafka as a directory store".
 
 Support edits a table, ``terminal_acquirer``, in Postgres: which bank authorises the payments of which terminal.
 Triggers put each change into the outbox, a relay sends it to a compacted topic. The service that routes payments has no
