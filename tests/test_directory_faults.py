@@ -781,7 +781,7 @@ async def test_a_directory_without_a_service_tells_of_its_end(topic, sidings_kaf
     assert storage._writer is not None
     storage._writer.execute("PRAGMA max_page_count = 20")
     await put(sidings_kafka, name, {f"T-{n}": row("x" * 50_000) for n in range(9)})
-    await eventually(lambda: terminals._follower.ended)
+    await eventually(lambda: terminals._follower.ended and "CRITICAL" in {r.levelname for r in caplog.records})
     [told] = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert f"directory {name!r} has ended" in told.getMessage()
     assert "disk is full" in told.getMessage()
