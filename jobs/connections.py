@@ -255,7 +255,8 @@ def _told(error: Exception, statement: Statement) -> SchemaError | MissingOrigin
         what = f"the schema {schema!r} is older than this release of sidings"
     return kind(
         f"{what} ({text}): call `await service.migrate()` once, or `python -m sidings.schema --service NAME "
-        f"--schema {schema} DSN`; or connect to the service's database, and name its schema as it does (schema=...)"
+        f"--schema {schema} DSN`; or connect to the service's database, and name its schema as it does: "
+        "Service(schema=...), or Registry(schema=...) where no service includes it"
     )
 
 

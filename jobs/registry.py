@@ -7,6 +7,7 @@ from typing import Any, Never, get_args, get_origin, get_type_hints
 from weakref import WeakSet
 
 from ..errors import ConfigurationError, EnqueueError, UnknownJobType
+from ..schema import valid_schema_name
 from .connections import AnyConnection, AnySyncConnection
 from .enqueue import short
 from .handlers import check_listed, check_no_method, model_of, why_not_called
@@ -31,10 +32,18 @@ class Registry:
         service.include(jobs)
 
     `job` and `periodic` are those of a `Service`.
+
+    Args:
+        schema: Where the jobs are stored. Default: that of the service that includes the registry; of none,
+            ``sidings``. Give it where a process enqueues that includes the registry in no service.
+
+    Raises:
+        ConfigurationError: Postgres would not take that name without quotes.
     """
 
-    def __init__(self) -> None:
-        self.schema = "sidings"
+    def __init__(self, *, schema: str | None = None) -> None:
+        self._given = None if schema is None else valid_schema_name(schema)
+        self._schema = self._given  # or an includer's
         self.has_grown: Callable[[str], bool] = lambda _: False  # the service knows which topics got more partitions
         self.middleware: list[Middleware] = []  # of the service, the outermost first
         self.batch_sizes: dict[str, int] = {}  # of the types whose handlers take lists
@@ -42,6 +51,11 @@ class Registry:
         self._types: dict[str, JobType[Any]] = {}
         self._included: list[Registry] = []
         self._includers: WeakSet[Registry] = WeakSet()  # weak: of a module's registry each test may make a service
+
+    @property
+    def schema(self) -> str:
+        """The schema that jobs of its types are stored in."""
+        return self._schema or "sidings"
 
     def job(
         self,
@@ -235,16 +249,19 @@ class Registry:
         """Take over the types of `other`, also those that it declares or includes later; no middleware, which a
         service's own registry has.
 
-        From now on they enqueue into this registry's schema. So a registry serves one service of a process at a time:
-        another service, with another schema, that has included it before does not start any more.
+        From now on they enqueue into this registry's schema, if it has one. So a registry serves one service of a
+        process at a time: another service, with another schema, that has included it before does not start any more.
 
         Raises:
-            ConfigurationError: `other` includes this one, or has a type whose name is taken here.
+            ConfigurationError: `other` includes this one, has a type whose name is taken here, or was given another
+                schema.
         """
         if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
             raise ConfigurationError(f"include({_named(other)}): give a Registry, such as a module's `jobs`")
         if other._leads_to(self):
             raise ConfigurationError("a registry cannot include itself, nor one that includes it: include each once")
+        if self._schema is not None:
+            other._refuse_other_than(self._schema)
         for job_type in other:
             self.add(job_type)
         self._included.append(other)
@@ -254,8 +271,17 @@ class Registry:
     def _leads_to(self, registry: "Registry") -> bool:
         return self is registry or any(included._leads_to(registry) for included in self._included)
 
+    def _refuse_other_than(self, schema: str) -> None:
+        if self._given not in (None, schema):
+            raise ConfigurationError(
+                f"include(): the registry was made with schema={self._given!r}, and what includes it stores jobs in "
+                f"{schema!r}: give both the same, or leave it out of Registry()"
+            )
+        for included in self._included:
+            included._refuse_other_than(schema)
+
     def _belong_to(self, includer: "Registry") -> None:
-        self.schema, self.has_grown = includer.schema, includer.has_grown
+        self._schema, self.has_grown = self._given or includer._schema or self._schema, includer.has_grown
         for included in self._included:
             included._belong_to(self)
 

@@ -107,7 +107,6 @@ def _database(configuration: Configuration, registry: Registry, messaging: Messa
     name, postgres, prometheus = configuration.name, configuration.postgres, configuration.prometheus
     if postgres is None:
         return None
-    registry.schema = postgres.schema_name
     executor = KafkaExecutor(name, registry, postgres, configuration.executor, prometheus=prometheus)
     transactions = Transactions(postgres, executor.committed)
     executor.on_replaced.append(transactions.renew)

@@ -116,7 +116,7 @@ class Service:
             prometheus=prometheus,
         )
         self.name = name
-        self.registry = Registry()
+        self.registry = Registry(schema=None if configuration.postgres is None else configuration.postgres.schema_name)
         self.job = self.registry.job  # declares a job type: @service.job(group="order_id", ...)
         self.periodic = self.registry.periodic  # one with a schedule: @service.periodic("0 6 * * *", ...)
         self._parts = Parts(configuration, self.registry)
@@ -159,7 +159,7 @@ class Service:
         """Take over the job types of a `Registry` of another module; see `Registry.include`.
 
         Raises:
-            ConfigurationError: Two job types have one name.
+            ConfigurationError: Two job types have one name, or the registry was given another schema than the service.
         """
         self.registry.include(registry)
 

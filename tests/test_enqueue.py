@@ -634,8 +634,7 @@ def test_a_timeout_that_is_not_positive_is_refused():
 
 
 def test_an_included_registry_enqueues_into_the_schema_of_the_service():
-    service, module = Registry(), Registry()
-    service.schema = "freight_jobs"
+    service, module = Registry(schema="freight_jobs"), Registry()
     ride = declare(module)
     service.include(module)
     assert service["ride"] is ride

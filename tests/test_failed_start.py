@@ -39,8 +39,7 @@ async def test_a_start_that_fails_takes_its_metrics_back(database: str, options:
 
 async def test_so_does_one_that_is_refused_for_what_it_declares(database: str) -> None:
     """Nothing has been connected by then; the metrics were there since the service was made."""
-    registry, shared, other = CollectorRegistry(), Registry(), Registry()
-    other.schema = "other"
+    registry, shared, other = CollectorRegistry(), Registry(), Registry(schema="other")
 
     @shared.job()
     async def ride(job: Job[Ride]) -> None: ...

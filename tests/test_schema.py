@@ -630,8 +630,7 @@ async def test_two_schemas_of_one_database_do_not_wait_for_each_other(empty_data
 
 async def test_an_executor_works_in_a_schema_of_another_name(empty_database: str):
     await migrate(empty_database, service="freight", schema="freight_jobs")
-    registry = Registry()
-    registry.schema = "freight_jobs"
+    registry = Registry(schema="freight_jobs")
     attempts: list[int] = []
 
     @registry.job(group="transport")

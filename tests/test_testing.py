@@ -58,8 +58,8 @@ from .support import (
 )
 
 
-def declare(handler: Any, **options: Any) -> tuple[Registry, Any]:
-    registry = Registry()
+def declare(handler: Any, schema: str | None = None, **options: Any) -> tuple[Registry, Any]:
+    registry = Registry(schema=schema)
     arguments: dict[str, Any] = {"name": "ride", "group": "transport", "payload": Ride, **options}
     return registry, registry.job(**arguments)(handler)
 
@@ -629,8 +629,7 @@ async def test_a_blocked_group_waits_for_a_person_however_much_time_passes(datab
 async def test_a_schema_of_another_name_is_drained_and_no_other(empty_database: str):
     for schema in ("depot", "sidings"):
         await migrate(empty_database, service="test", schema=schema)
-    registry, ride = declare(lambda job: None)
-    registry.schema = "depot"
+    registry, ride = declare(lambda job: None, "depot")
     async with connected(empty_database) as connection, connection.transaction():
         await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
         await ride.enqueue(connection, Ride(transport="b"), origin=ORIGIN, delay=60)

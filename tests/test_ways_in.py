@@ -39,8 +39,7 @@ COLUMNS = 'type, origin, "group", run_at, priority, policy, payload::text, heade
 
 
 def declare(schema: str = "sidings", **options: Any) -> Any:
-    registry = Registry()
-    registry.schema = schema
+    registry = Registry(schema=schema)
 
     async def ride(job: Job[Ride]) -> None: ...
 
