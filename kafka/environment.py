@@ -22,6 +22,14 @@ log = logging.getLogger("sidings.service")
 # The variable of each argument of `Service` that has one of its own.
 ARGUMENTS = {name: f"SIDINGS_{name.upper()}" for name in ("postgres", "kafka", "schema", "http", "topics")}
 _IN_CODE = {"ssl_context", "sasl_oauth_token_provider"}  # which no text can say
+# What others call the addresses.
+_OTHER_WORDS = {
+    "kafka": ("BOOTSTRAP_SERVERS", "KAFKA_BOOTSTRAP_SERVERS", "KAFKA_BROKERS", "KAFKA_SERVERS", "KAFKA_URL"),
+    "postgres": ("DATABASE_URL", "POSTGRES_URL"),
+}
+_CLOSE = 0.89  # as KAFKA_PASSWORD is to KAFKA_SASL_PASSWORD; not as KAFKA_VERSION is to KAFKA_SERVERS
+# What Kubernetes sets in each pod for a service whose name begins so.
+_SERVICE_LINK = re.compile(r"SIDINGS\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 
 
 def _config(prefix: str) -> SettingsConfigDict:
@@ -111,13 +119,19 @@ def _filled(settings: type[_Filled]) -> BaseSettings:
 
 
 def _warn_of_typos() -> None:
-    """Tell of variables that are almost a setting. Others that begin so may be somebody's, as Kubernetes' are."""
+    """Tell of variables that are almost a setting, by whichever name. Others that begin so may be somebody's."""
     fields = [(settings, field) for settings in _TABLES.values() for field in settings.model_fields]
-    meant = {settings.in_full(field): settings.named(field) for settings, field in fields}
-    known = {*meant.values(), *ARGUMENTS.values()}
+    known = {settings.named(field) for settings, field in fields} | set(ARGUMENTS.values())
+    meant = {name: name for name in known}
+    meant |= {f"SIDINGS_{word}": ARGUMENTS[argument] for argument, words in _OTHER_WORDS.items() for word in words}
+    all_fields = [field for _, field in fields if field not in _IN_CODE]
+    for settings, field in fields:
+        meant[settings.in_full(field)] = settings.named(field)
+        if all_fields.count(field) == 1:  # else nobody knows whose is meant
+            meant[f"SIDINGS_{field}".upper()] = settings.named(field)
     for name in sorted(name for name in os.environ if name.startswith("SIDINGS_") and name not in known):
-        if close := [meant[name]] if name in meant else get_close_matches(name, known, 1, 0.9):
-            log.warning("%s is no setting and has no effect: is %s meant?", name, close[0])
+        if not _SERVICE_LINK.fullmatch(name) and (close := get_close_matches(name, meant, 1, _CLOSE)):
+            log.warning("%s is no setting and has no effect: is %s meant?", name, meant[close[0]])
 
 
 def warn_of_no_effect(overrides: Mapping[str, Any]) -> None:

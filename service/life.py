@@ -232,8 +232,11 @@ class Life:
         stack.callback(executor.rebalance_listener.close)
         if self._configuration.assignment is not None:
             executor.assign(self._configuration.assignment.origins)
+        elif self.consumer is None and (homes := [each.name for each in self._registry if each.home is not None]):
+            _tell_unassigned(homes)  # there is no Kafka: with it, the consumer would join the homes' topics
         elif self.consumer is None and len(self._registry):
-            stack.callback(asyncio.get_running_loop().call_later(_IDLE_SECONDS, _tell_idle, executor).cancel)
+            telling = asyncio.get_running_loop().call_later(_IDLE_SECONDS, _tell_idle, executor, kafka is not None)
+            stack.callback(telling.cancel)
 
     async def _start_late(self, executor: KafkaExecutor, starting: asyncio.Lock) -> None:
         """Run the executor when the directories are ready: its handlers read them."""
@@ -339,12 +342,30 @@ async def _reaches(postgres: PostgresSettings, service: str) -> bool:
     return True
 
 
-def _tell_idle(executor: KafkaExecutor) -> None:
+def _tell_unassigned(homes: Sequence[str]) -> None:
+    """No refusal: a consumer of the author's own may assign these origins yet, and others may run the jobs."""
+    log.warning(
+        "there is no kafka= (Service.from_env: SIDINGS_KAFKA), so nothing assigns the origins of the types that have a "
+        "home (%s): none of their jobs runs here, and no message leaves the outbox from here; give it, or give "
+        "executor.rebalance_listener to a consumer of your own; if others run the jobs and send the messages, this is "
+        "as it should be",
+        ", ".join(homes),
+    )
+
+
+def _tell_idle(executor: KafkaExecutor, has_kafka: bool) -> None:
     if not executor.held:
+        if has_kafka:
+            remedy = "consume a topic, name one in topics=,"
+        else:
+            remedy = (
+                "there is no kafka= (Service.from_env: SIDINGS_KAFKA): give it, and consume a topic or name one in "
+                "topics=; or give assignment=StaticAssignment([...]),"
+            )
         log.warning(
-            "job types are declared, and none of their jobs runs here, as nothing assigns an origin: consume a topic, "
-            "name one in topics=, give assignment=StaticAssignment([...]), or give executor.rebalance_listener to a "
-            "consumer of your own; if others run them, this is as it should be"
+            "job types are declared, and none of their jobs runs here, as nothing assigns an origin: %s or give "
+            "executor.rebalance_listener to a consumer of your own; if others run them, this is as it should be",
+            remedy,
         )
 
 

@@ -61,7 +61,9 @@ class Parts:
         messaging, database = self.messaging, self.database
         if messaging is None:
             if declared := subscriptions.topics:
-                raise ConfigurationError(f"consumers of {', '.join(declared)} are declared: give kafka=...")
+                raise ConfigurationError(
+                    f"consumers of {', '.join(declared)} are declared: give kafka=... (Service.from_env: SIDINGS_KAFKA)"
+                )
             return None
         for subscription in subscriptions.stored.values():
             subscription.check()

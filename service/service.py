@@ -485,7 +485,9 @@ class Service:
             ConfigurationError: The service has no Kafka.
         """
         if self._parts.messaging is None:
-            raise ConfigurationError(f"the service {self.name!r} has no producer: give kafka=...")
+            raise ConfigurationError(
+                f"the service {self.name!r} has no producer: give kafka=... (Service.from_env: SIDINGS_KAFKA)"
+            )
         return self._parts.messaging.producer
 
     def origin_for(self, key: str | bytes, topic: str) -> str:

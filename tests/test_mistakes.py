@@ -696,6 +696,51 @@ def test_a_variable_by_the_long_name_of_one_that_is_shorter_is_told_of(monkeypat
     ]
 
 
+LIKELY = {
+    "KAFKA_BOOTSTRAP_SERVERS": "KAFKA",  # Kafka's own word
+    "KAFKA_BOOTSTRAP_SERVER": "KAFKA",
+    "KAFKA_SERVERS": "KAFKA",
+    "KAFKA_BROKERS": "KAFKA",
+    "KAFKA_URL": "KAFKA",
+    "BOOTSTRAP": "KAFKA",
+    "KAFKA_PASSWORD": "KAFKA_SASL_PASSWORD",
+    "KAFKA_GROUP_ID": "KAFKA_GROUP",
+    "GROUP": "KAFKA_GROUP",
+    "DSN": "POSTGRES",
+    "DATABASE_URL": "POSTGRES",
+    "POSTGRES_URI": "POSTGRES",
+    "POSTGRES_SCHEMA": "SCHEMA",
+    "PASSWORD": "POSTGRES_PASSWORD",
+    "POOL_SIZE": "POSTGRES_POOL_SIZE",
+    "CONCURRENCY": "EXECUTOR_CONCURRENCY",
+    "CONCURENCY": "EXECUTOR_CONCURRENCY",
+    "LEASE_SECONDS": "EXECUTOR_LEASE_SECONDS",
+}
+
+
+@pytest.mark.parametrize("name", LIKELY)
+def test_a_variable_by_a_word_of_others_or_without_its_prefix_is_told_of(name, monkeypatch, caplog):
+    """With SIDINGS_KAFKA_BOOTSTRAP_SERVERS a service was one without Kafka, without a word."""
+    monkeypatch.setenv(f"SIDINGS_{name}", "x")
+    Service.from_env("test", postgres=POSTGRES, prometheus=CollectorRegistry())
+    assert [record.getMessage() for record in caplog.records] == [
+        f"SIDINGS_{name} is no setting and has no effect: is SIDINGS_{LIKELY[name]} meant?"
+    ]
+
+
+def test_no_variable_of_somebody_elses_is_told_of(monkeypatch, caplog):
+    """As Kubernetes sets them in each pod for services that are called `sidings`, or so with something behind, as an
+    operator of Kafka or Postgres calls them; and as our own tools know them."""
+    links = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_TCP_CLIENTS", "PORT"]
+    links += [f"PORT_5432_TCP{part}" for part in ("", "_PROTO", "_PORT", "_ADDR")]
+    services = ("", "KAFKA_", "KAFKA_BOOTSTRAP_", "KAFKA_BROKERS_", "POSTGRES_", "POSTGRES_RW_", "EXECUTOR_", "GROUP_")
+    tools = ("KAFKA_VERSION", "SPARK_JARS", "DEVSTACK_HOME", "CHAOS_SECONDS", "BY")
+    for name in (*(f"{service}{link}" for service in services for link in links), *tools, "LOG_LEVEL", "KAFKA_TOPIC"):
+        monkeypatch.setenv(f"SIDINGS_{name}", "tcp://10.0.0.11:5432")
+    Service.from_env("test", postgres=POSTGRES, prometheus=CollectorRegistry())
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_a_variable_of_a_table_that_is_not_read_is_told_of(monkeypatch, caplog):
     """Beside `kafka=` in code TLS and password in the environment meant plain text, without a word."""
 
@@ -1206,7 +1251,36 @@ async def test_a_service_to_which_nothing_assigns_an_origin_says_that_it_runs_no
             await asyncio.sleep(0.6)
         else:
             await eventually(lambda: "none of their jobs runs here" in caplog.text)
+            assert "there is no kafka= (Service.from_env: SIDINGS_KAFKA): give it" in caplog.text
     assert ("none of their jobs runs here" in caplog.text) is not assigned
+
+
+async def test_where_there_is_kafka_the_remedy_is_a_topic(database, sidings_kafka, monkeypatch, caplog):
+    monkeypatch.setattr("sidings.service.life._IDLE_SECONDS", 0.5)
+    service = a_service(database, sidings_kafka)
+    service.job()(a_job)
+    async with service:
+        await eventually(lambda: "nothing assigns an origin: consume a topic, name one in topics=, or" in caplog.text)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+async def test_a_service_without_kafka_whose_types_have_a_home_says_at_once_that_it_runs_no_jobs(
+    database, caplog, assigned
+):
+    """With a wrong variable, say. After half a minute it asked for a topic, which the type has."""
+    service = a_service(database, **({"assignment": StaticAssignment([ORIGIN])} if assigned else {}))
+    service.job(name="alone")(a_job)
+    service.job(name="homely", group="id", home="positions")(a_job)
+    async with service:
+        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if assigned:
+        assert told == []
+    else:
+        [text] = told
+        assert text.startswith(
+            "there is no kafka= (Service.from_env: SIDINGS_KAFKA), so nothing assigns the origins of "
+        )
+        assert "have a home (homely): none of their jobs runs here, and no message leaves the outbox from" in text
 
 
 async def test_a_stop_while_directories_wait_is_silent(database, sidings_kafka, caplog):
