@@ -240,7 +240,8 @@ def _told(error: Exception, statement: Statement) -> SchemaError | MissingOrigin
     state = getattr(inner, "sqlstate", None) or ""
     schema, text = statement.schema, str(inner).partition("\n")[0]
     # In any language. A column of the user's, or a trigger, may refuse a null, too.
-    if state == _NULL and statement.name == "insert_home_jobs" and {"origin", "job"} <= set(re.findall(r"\w+", text)):
+    at_home = statement.name.startswith("insert_home_jobs")
+    if state == _NULL and at_home and {"origin", "job"} <= set(re.findall(r"\w+", text)):
         return MissingOrigin(
             f"jobs have their home in {statement.arguments[1]!r}, whose row in {schema}.topic went away while they "
             "were stored: roll the transaction back, and repeat it once a service that consumes the topic has started"

@@ -12,13 +12,16 @@ from .connections import Statement
 from .context import current_key, missing_headers, work_origin
 from .outcome import MAX_DELAY_SECONDS
 
-__all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "possible_origin", "short", "when"]
+__all__ = ["UNSET", "ManyHeaders", "Unset", "When", "many_jobs", "one_job", "possible_origin", "short", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
 _ORIGIN = re.compile(r"[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,9})")
 _SEPARATOR = "\x1f"  # stands in no name, and in no JSON: there control characters are escaped
 # What lies beyond cannot be turned into UTC; asyncpg takes the ends themselves for infinity.
 _MIN, _MAX = datetime.min.replace(tzinfo=UTC) + timedelta(days=1), datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
+
+
+ManyHeaders = Mapping[str, str] | Sequence[Mapping[str, str] | None]  # of all jobs, or of each
 
 
 class Unset:
@@ -109,7 +112,7 @@ def many_jobs(
     policy: int,
     when: When,
     priority: int,
-    headers: Mapping[str, str] | None,
+    headers: ManyHeaders | None,
     has_grown: Callable[[str], bool],
 ) -> Callable[[], Statement]:
     """What gives the statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises
@@ -119,6 +122,10 @@ def many_jobs(
     """
     at_home = home is not None and origin is None
     chosen = "" if at_home or not payloads else _origin(type_name, origin)
+    if isinstance(headers, Sequence):
+        text, suffix = _headers_of_each(headers, len(payloads)), "_with_headers"
+    else:
+        text, suffix = _headers(headers), ""
     arguments = (
         type_name,
         home if at_home else chosen,
@@ -126,7 +133,7 @@ def many_jobs(
         _priority(priority),
         when.run_at,
         when.delay_seconds,
-        _headers(headers),
+        text,
         _SEPARATOR.encode().join(payloads).decode(),
         policy,
     )
@@ -135,8 +142,9 @@ def many_jobs(
     def statement() -> Statement:
         where = _where(at_home, chosen, has_grown)
         if where == "placed_":
-            return Statement("insert_placed_jobs", schema, (*arguments, _key(origin)), count, "")
-        return Statement(f"insert_{where}jobs", schema, arguments if where else (*arguments, count), count, chosen)
+            return Statement(f"insert_placed_jobs{suffix}", schema, (*arguments, _key(origin)), count, "")
+        last = () if where else (count,)
+        return Statement(f"insert_{where}jobs{suffix}", schema, (*arguments, *last), count, chosen)
 
     return statement
 
@@ -211,19 +219,28 @@ def _joined(groups: Sequence[str]) -> str:
     return text
 
 
-def _headers(headers: Mapping[str, str] | None) -> str | None:
+def _headers_of_each(headers: Sequence[Mapping[str, str] | None], count: int) -> str:
+    """One text, in which those of a job without any are empty."""
+    if len(headers) != count:
+        raise EnqueueError(
+            f"headers= has {len(headers)} for {count} payloads: give one for each, in their order, or a dict for all"
+        )
+    return _SEPARATOR.join(_headers(each, f"headers[{index}]") or "" for index, each in enumerate(headers))
+
+
+def _headers(headers: Mapping[str, str] | None, field: str = "headers") -> str | None:
     """These and the current ones that travel on, as JSON whose values Postgres can turn into text: else every cycle
     that touches the job would be refused."""
     if headers is not None and not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise EnqueueError(f"headers={headers!r}: give a dict of texts")
+        raise EnqueueError(f"{field}={headers!r}: give a dict of texts, or of many jobs a list of such")
     headers = {**missing_headers(headers or ()), **(headers or {})}
     if not headers:
         return None
     for name, text in headers.items():
         if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise EnqueueError(f"headers: {name!r}={text!r}: give texts")
+            raise EnqueueError(f"{field}: {name!r}={text!r}: give texts")
         if "\0" in name + text or not _encodable(name + text):
-            raise EnqueueError(f"headers: {name!r}={text!r} holds NUL or half a character: remove it")
+            raise EnqueueError(f"{field}: {name!r}={text!r} holds NUL or half a character: remove it")
     return json.dumps(dict(headers))
 
 

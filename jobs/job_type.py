@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, EnqueueError, InvalidPayload, MissingGr
 from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .context import current_work
-from .enqueue import UNSET, Unset
+from .enqueue import UNSET, ManyHeaders, Unset
 from .job import Job, JobId, P
 from .payloads import Payloads
 from .periodic import Periodic
@@ -206,13 +206,16 @@ class JobType(Generic[P]):
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         priority: int = 0,
-        headers: Mapping[str, str] | None = None,
+        headers: ManyHeaders | None = None,
     ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; all or none are stored.
 
         Arguments and errors are those of `enqueue`; there is no `group` and no `unique_key`. If the row of the type's
         `home` goes away from ``sidings.topic`` meanwhile, `MissingOrigin` says that the transaction has to be rolled
         back.
+
+        Args:
+            headers: As in `enqueue`, of all jobs; or a list with those of each, or None, in the order of `payloads`.
 
         Returns:
             The jobs' ids, in the order of `payloads`.
@@ -255,7 +258,7 @@ class JobType(Generic[P]):
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         priority: int = 0,
-        headers: Mapping[str, str] | None = None,
+        headers: ManyHeaders | None = None,
     ) -> list[JobId]:
         """`enqueue_many` for synchronous code, on a connection as in `enqueue_sync`."""
         return self._ids(*store_sync(connection, self._many(payloads, origin, delay, run_at, priority, headers)))
@@ -294,7 +297,7 @@ class JobType(Generic[P]):
         delay: timedelta | float | None,
         run_at: datetime | None,
         priority: int,
-        headers: Mapping[str, str] | None,
+        headers: ManyHeaders | None,
     ) -> Callable[[], Statement]:
         values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._group_value)
         groups = self._groups_of(values) if self.grouped else None

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
-from sidings import ConfigurationError, Message, Retry, Transaction, UndecodableMessage
+from sidings import (
+    ConfigurationError,
+    Message,
+    OutboxSettings,
+    Retry,
+    Transaction,
+    UndecodableMessage,
+    current_headers,
+)
 from sidings.kafka.subscription import Subscription
 from sidings.kafka.typed_subscription import TypedSubscription
 from tenacity import stop_after_attempt, wait_fixed, wait_none
@@ -80,6 +88,32 @@ async def test_each_type_has_its_model_and_its_handler_and_order_is_kept(effects
         await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 4)
     assert seen == [("number", Number(n=1)), ("name", ada), (None, None), ("number", Number(n=2))]
     assert await numbers(effects) == [1, 2]
+
+
+@pytest.mark.parametrize("route", ["outbox", "direct"])
+async def test_many_messages_of_several_types_are_published_at_once(effects, topic, sidings_kafka, route):
+    """And each hands on the correlation id of the message that it comes of."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka, outbox=OutboxSettings(routes={name: route}))
+    events = service.topic(name, type_header="type")
+    seen: list[tuple[str | None, object, object]] = []
+
+    async def note(message: Message[Any], tx: Transaction) -> None:
+        seen.append((message.type, message.value, current_headers().get("correlation_id")))
+
+    events.on("number", model=Number)(note)
+    events.on("name", model=Name)(note)
+    ada, one = Name(name="Ada"), Number(n=1)
+    messages = [
+        ("k", one, {"type": "number", "correlation_id": "c-1"}),
+        ("k", ada, {"type": "name", "correlation_id": "c-2"}),
+        ("k", one, {"type": "number"}),
+    ]
+    async with service:
+        async with service.transaction() as tx:
+            await service.outbox.publish_many(tx, name, messages, headers={"correlation_id": "c-0"})
+        await eventually(lambda: len(seen) == 3)
+    assert seen == [("number", one, "c-1"), ("name", ada, "c-2"), ("number", one, "c-0")]
 
 
 @pytest.mark.parametrize(

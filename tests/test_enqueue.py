@@ -24,7 +24,7 @@ from sidings.errors import (
     UnknownJobType,
 )
 from sidings.jobs import Job, Registry, Retry, Transaction
-from sidings.jobs.context import work_origin
+from sidings.jobs.context import correlated, work_origin
 from sidings.schema import load_sql
 from sidings.testing import enqueued
 from tenacity import stop_after_attempt
@@ -201,6 +201,53 @@ async def test_the_ids_of_many_jobs_are_in_the_order_of_the_payloads_whatever_th
     assert {json.loads(row["headers"])["tenant"] for row in rows} == {"a"}
 
 
+@pytest.mark.parametrize("where", ["given", "grown", "home"])
+async def test_many_jobs_may_have_headers_of_their_own(database: str, where: str):
+    """What is current is added to those of each: of a batch's messages, each job hands on its own correlation id."""
+    registry = Registry()
+    registry.has_grown = lambda _: where == "grown"
+    home = "positions" if where == "home" else None
+    ride: Any = registry.job(name="ride", group="transport", payload=Ride, home=home)(lambda job: None)
+    own = [{"correlation_id": "c-1", "odd": "\x1f', \u2028"}, None, {}, {"tenant": "a"}]
+    options: dict[str, Any] = {} if home else {"origin": ORIGIN}
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('positions', 3)")
+        ids = list[int]()
+        for count, headers in ((4, own), (4, [None] * 4), (1, [None]), (1, ({"a": "b"},)), (0, [])):
+            rides = [Ride(transport=str(n)) for n in range(count)]
+            ids += await ride.enqueue_many(connection, rides, headers=headers, **options)
+        with correlated("c-0"):
+            rides = [Ride(transport=str(n)) for n in range(4)]
+            ids += await ride.enqueue_many(connection, rides, headers=own, **options)
+    rows = {row["id"]: row for row in await fetch(database, ROWS)}
+    stored = [json.loads(rows[id]["headers"] or "null") for id in ids]
+    assert stored[:10] == [own[0], None, None, own[3], *[None] * 5, {"a": "b"}]
+    current = {"correlation_id": "c-0"}
+    assert stored[10:] == [own[0], current, current, {**current, "tenant": "a"}]
+    assert [rows[id]["group"] for id in ids] == [*"0123", *"0123", "0", "0", *"0123"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        ([{"a": "b"}], r"headers= has 1 for 2 payloads: give one for each, in their order, or a dict for all"),
+        ([None] * 3, r"headers= has 3 for 2 payloads"),
+        ([{}, {"a": 5}], r"headers\[1\]: 'a'=5: give texts"),
+        ([{}, {"a": "\0"}], r"headers\[1\]: 'a'='\\x00' holds NUL"),
+        ([{}, "ab"], r"headers\[1\]='ab': give a dict of texts"),
+        ("ab", r"headers\[0\]='a': give a dict of texts"),
+        (iter([{}, {}]), r"headers=<.*>: give a dict of texts, or of many jobs a list of such"),
+    ],
+)
+async def test_headers_of_many_jobs_that_cannot_be_stored_are_named(database: str, headers: Any, told: str):
+    ride = declare()
+    async with connected(database) as connection, connection.transaction():
+        with pytest.raises(EnqueueError, match=told):
+            await ride.enqueue_many(connection, [Ride(transport="a")] * 2, origin=ORIGIN, headers=headers)
+        await ride.enqueue(connection, Ride(transport="after"), origin=ORIGIN)
+    assert [row["group"] for row in await fetch(database, ROWS)] == ["after"]
+
+
 async def test_positions_follow_the_order_of_calls_and_carry_the_callers_transaction_id(database: str):
     ride = declare()
     async with connected(database) as connection, connection.transaction():
@@ -221,8 +268,11 @@ ITS = (0, None, None, None, "{}", 0)  # priority, run_at, delay, headers, payloa
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "insert_home_job": ("jobs", ("ride", "t", "a", *ITS)),
     "insert_home_jobs": ("jobs", ("ride", "t", "a", *ITS)),
+    "insert_home_jobs_with_headers": ("jobs", ("ride", "t", "a", *ITS)),
+    "insert_jobs_with_headers": ("jobs", ("ride", ORIGIN, "a", *ITS, 1)),
     "insert_placed_job": ("jobs", ("ride", ORIGIN, "a", *ITS, b"a")),
     "insert_placed_jobs": ("jobs", ("ride", ORIGIN, "a", *ITS, b"a")),
+    "insert_placed_jobs_with_headers": ("jobs", ("ride", ORIGIN, "a", *ITS, b"a")),
     "insert_unique_job": ("jobs", ("ride", ORIGIN, "a", *ITS, "key")),
     "store_messages": ("kafka", ("message:t", [ORIGIN], ["a"], [None], ["{}"], [None], None)),
 }

@@ -855,8 +855,8 @@ async def test_what_cannot_be_published_is_named_and_leaves_the_transaction_usab
     outbox = Service("test", postgres=database, prometheus=CollectorRegistry()).outbox
     wrong: Any = [
         (lambda tx: outbox.publish_many(tx, "etas", 5), "messages= is a int: give a list of pairs of key and value"),
-        (lambda tx: outbox.publish_many(tx, "etas", {"t-1": b"x"}), "etas: the messages are no pairs of key and value"),
-        (lambda tx: outbox.publish_many(tx, "etas", [b"x"]), "etas: the messages are no pairs of key and value"),
+        (lambda tx: outbox.publish_many(tx, "etas", {"t-1": b"x"}), r"etas: messages\[0\] is no pair of key and"),
+        (lambda tx: outbox.publish_many(tx, "etas", [b"x"]), r"etas: messages\[0\] is no pair of key and value"),
         (lambda tx: outbox.publish(tx, "etas", value=b"x", headers=5), "headers=5: give a dict, or pairs of name"),
         (lambda tx: outbox.publish(tx, "etas", value=b"x", headers=["a"]), r"headers=\['a'\]: give a dict, or pairs"),
     ]

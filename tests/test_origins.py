@@ -374,8 +374,10 @@ FORGOTTEN = """
 """
 
 
-@pytest.mark.parametrize("name", [*WAYS, "Transaction"])
-async def test_where_the_home_is_forgotten_meanwhile_none_of_many_jobs_is_stored(database: str, name: str):
+@pytest.mark.parametrize(
+    ("name", "headers"), [*((name, None) for name in WAYS), ("Transaction", None), ("asyncpg", [None] * 5)]
+)
+async def test_where_the_home_is_forgotten_meanwhile_none_of_many_jobs_is_stored(database: str, name: str, headers):
     """Those before it were, and their ids were all that came back."""
     ride = Registry().job(name="ride", group="transport", home="positions", payload=Ride)(lambda job: None)
     rides = [Ride(transport=f"t-{n}") for n in range(5)]
@@ -386,7 +388,7 @@ async def test_where_the_home_is_forgotten_meanwhile_none_of_many_jobs_is_stored
         if name == "Transaction":
             way.connection = Transaction(way.connection)
         with pytest.raises(MissingOrigin, match=r"'positions'.*sidings\.topic.*roll the transaction back"):
-            await way.enqueue_many(ride, rides)
+            await way.enqueue_many(ride, rides, headers=headers)
         if name == "Transaction":
             way.connection = way.connection.connection
         await way.end("COMMIT")  # of one who goes on all the same

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 from uuid import UUID, uuid4
 
@@ -15,6 +16,7 @@ from sidings.errors import ConfigurationError, NotInTransaction, PostgresUnavail
 from sidings.executor import Link, PostgresSettings
 from sidings.jobs import Transaction
 from sidings.jobs.admin import Admin
+from sidings.jobs.context import correlated
 from sidings.kafka.outbox import InvalidMessage, MessageParked, Outbox, OutboxSettings, Relay, RolledBack
 from sidings.kafka.outbox import recorder as recorder_module
 from sidings.kafka.outbox.backlog import Backlog, Slot
@@ -107,6 +109,51 @@ async def test_one_bad_message_of_many_stores_none_of_them(database: str) -> Non
         receipt = await outbox.publish_many(connection, "etas", [(str(n), b"1") for n in range(50)])
         assert list(receipt.ids) == sorted(receipt.ids)
         assert len(receipt.ids) == 50
+
+
+async def test_of_many_messages_each_may_have_headers_of_its_own_beside_those_of_all(database: str) -> None:
+    def several() -> Iterator[tuple[str, bytes]]:
+        yield from [("of", b"\xff"), ("of", b"x")]
+
+    own = [("a", b"1", {"type": "A"}), ("b", b"2", several()), ("c", None, None), ("d", b"4"), ("e", b"5", {})]
+    async with publishing(database) as (outbox, connection), connection.transaction():
+        await outbox.publish_many(connection, "etas", own, headers=(pair for pair in [("of", "all"), ("type", "T")]))
+        with correlated("c-1"):
+            await outbox.publish_many(connection, "etas", [("f", b"6", {"correlation_id": "own"}), ("g", b"7")])
+            await outbox.publish_many(connection, "etas", [("h", b"8"), ("i", b"9")], headers={"type": "T"})
+    rows = await fetch(database, "SELECT key, headers FROM sidings.outbox ORDER BY id")
+    shared = [["of", "all"], ["type", "T"]]
+    assert {row["key"].decode(): json.loads(row["headers"]) for row in rows} == {
+        "a": [["of", "all"], ["type", "A"]],
+        "b": [["type", "T"], ["of", {"base64": "/w=="}], ["of", "x"]],
+        **dict.fromkeys("cde", shared),
+        "f": [["correlation_id", "own"]],
+        "g": [["correlation_id", "c-1"]],
+        "h": [["type", "T"], ["correlation_id", "c-1"]],
+        "i": [["type", "T"], ["correlation_id", "c-1"]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (("b", b"2", {"h": 5}), r"^messages\[1\]: header 'h'=5: give str, bytes or None$"),
+        (("b", b"2", 5), r"^messages\[1\]: headers=5: give a dict, or pairs of name and value$"),
+        (("b", b"2", {"h": "\ud800"}), r"^messages\[1\]: the headers cannot be stored"),
+        (("b", b"2", {"h": "x" * 1_000_000}), r"^messages\[1\]: etas: the message has about 1000\d* bytes, more than"),
+        (("b", "text"), r"^messages\[1\]: value is a str: give"),
+        (("b", b"2", None, None), r"^etas: messages\[1\] is no pair of key and value, nor these and headers: too many"),
+        ("b2c", r"^etas: messages\[1\] is no pair of key and value, nor these and headers: too many"),
+    ],
+)
+async def test_of_many_messages_the_wrong_one_is_named(database: str, message: Any, told: str) -> None:
+    async with publishing(database) as (outbox, connection), connection.transaction():
+        with pytest.raises(InvalidMessage, match=told):
+            await outbox.publish_many(connection, "etas", [("a", b"1"), message, ("c", b"3")])
+        with pytest.raises(InvalidMessage, match=r"^header 'h'=5: give str, bytes or None$"):
+            await outbox.publish_many(connection, "etas", [], headers={"h": cast(Any, 5)})
+        await connection.execute("CREATE TABLE public.still_usable ()")
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
 
 
 async def test_a_connection_in_autocommit_is_refused(database: str) -> None:

@@ -117,6 +117,9 @@ async def test_a_group_stays_where_it_is_until_it_is_empty(grown):
 WAYS: dict[str, Callable[[Any], Any]] = {
     "enqueue": lambda c: a_type().enqueue(c, Ride(transport=KEY), origin=after(KEY)),
     "many": lambda c: a_type().enqueue_many(c, [Ride(transport=KEY), Ride(transport=KEY)], origin=after(KEY)),
+    "many with headers": lambda c: a_type().enqueue_many(
+        c, [Ride(transport=KEY)] * 2, origin=after(KEY), headers=[None, {}]
+    ),
     "unique": lambda c: a_type().enqueue(c, Ride(transport=KEY), origin=after(KEY), unique_key="u"),
     "home": lambda c: a_type(home="positions").enqueue(c, Ride(transport=KEY)),
     "many at home": lambda c: a_type(home="positions").enqueue_many(c, [Ride(transport=KEY), Ride(transport=KEY)]),
@@ -152,6 +155,7 @@ async def test_what_is_said_of_a_job_is_stored_whatever_finds_out_its_origin(gro
             at = said if home else {"origin": after(KEY), **said}
             await ride.enqueue(connection, Ride(transport=KEY), **at)
             await ride.enqueue_many(connection, [Ride(transport=KEY)], **at)
+            await ride.enqueue_many(connection, [Ride(transport=KEY)], **{**at, "headers": [said["headers"]]})
             await ride.enqueue(connection, Ride(transport=KEY), unique_key=where, **at)
         # A delay counts from the call, and not from the beginning of the transaction, which is now().
         due = "run_at - now() > '1 h' AND run_at - now() < '1 h 1 min'" if "delay" in when else "run_at = '2100-01-01Z'"
@@ -162,7 +166,7 @@ async def test_what_is_said_of_a_job_is_stored_whatever_finds_out_its_origin(gro
         )
         payload = Ride(transport=KEY).model_dump_json()
     assert [tuple(row) for row in stored] == [
-        (9, "ride", after(KEY), KEY, 7, 1, "c", payload, bool(when), True if when else None)
+        (12, "ride", after(KEY), KEY, 7, 1, "c", payload, bool(when), True if when else None)
     ]
 
 

@@ -74,11 +74,15 @@ async def test_every_way_stores_what_asyncpg_stores(database: str, outbox: Outbo
             await way.publish_many(outbox, "etas", [(odd, Eta(transport=odd)), (None, b"\xff\x00"), ("k", None)])
             await way.publish_many(outbox, "etas", [(None, b"a"), (None, b"b")])
             await way.publish_many(outbox, "etas", [])
+            own = [("a", b"x"), (None, b"y", headers), ("b", None, {"own": odd})]
+            await way.publish_many(outbox, "etas", own)
+            await way.publish_many(outbox, "etas", own, headers={"shared": odd})
+            await way.publish_many(outbox, "etas", [("a", b"x"), ("b", None)], headers=headers)
             await way.end("COMMIT")
     columns = "slot, topic, key, value, headers::text, partition_key, stamped_at"
     rows = [tuple(row) for row in await fetch(database, f"SELECT {columns} FROM sidings.outbox ORDER BY id")]
-    assert len(rows) == 16
-    assert rows[8:] == rows[:8]
+    assert len(rows) == 32
+    assert rows[16:] == rows[:16]
 
 
 @pytest.mark.parametrize("name", WAYS)

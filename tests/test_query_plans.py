@@ -381,7 +381,7 @@ async def test_a_role_without_the_plans_that_these_statements_take_has_them_for_
 async def test_an_insert_looks_at_nothing(filled: str):
     one = ("x", "t/0", "g", 0, None, None, None, "{}", 0)
     many = ("x", "t/0", "\x1f".join("g" * 9), 0, None, None, None, "\x1f".join(["{}"] * 9), 0, 9)
-    for name, arguments in (("insert_job", one), ("insert_jobs", many)):
+    for name, arguments in (("insert_job", one), ("insert_jobs", many), ("insert_jobs_with_headers", many)):
         plans = await Plans.of(filled, "sidings.jobs", name, *arguments)
         plans.must_use()
         plans.must_not_scan_a_table()

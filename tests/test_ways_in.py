@@ -98,10 +98,12 @@ async def test_every_way_stores_what_asyncpg_stores(database: str, name: str):
             rides = [Ride(transport=group), Ride(transport="c", number=3)]
             await way.enqueue_many(ride, rides, origin="t/5", priority=9, headers={"a": "b"})
             await way.enqueue_many(alone, [Ride(transport=odd), Ride()], origin="t/6", run_at=run_at)
+            each = [{"a": odd[:-1]}, None]
+            await way.enqueue_many(ride, rides, origin="t/5", headers=each)
             await way.end("COMMIT")
     rows = await fetch(database, f"SELECT {COLUMNS} FROM sidings.job ORDER BY id")
-    assert len(rows) == 16
-    assert [dict(row) for row in rows[8:]] == [dict(row) for row in rows[:8]]
+    assert len(rows) == 20
+    assert [dict(row) for row in rows[10:]] == [dict(row) for row in rows[:10]]
 
 
 @pytest.mark.parametrize("name", WAYS)

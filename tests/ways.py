@@ -84,9 +84,9 @@ class Way:
         call = outbox.publish_sync if self.synchronous else outbox.publish
         return await self.do(lambda: call(self.connection, *args, **options))
 
-    async def publish_many(self, outbox: Any, *args: Any) -> Any:
+    async def publish_many(self, outbox: Any, *args: Any, **options: Any) -> Any:
         call = outbox.publish_many_sync if self.synchronous else outbox.publish_many
-        return await self.do(lambda: call(self.connection, *args))
+        return await self.do(lambda: call(self.connection, *args, **options))
 
     @property
     def _alchemy(self) -> bool:

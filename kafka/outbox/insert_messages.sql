@@ -1,5 +1,5 @@
 -- Many messages of one topic in the caller's transaction, in the order of the arrays: unnest yields its rows in order, and the id
--- is computed row by row above it. They share their headers: what travels on from whatever publishes them.
+-- is computed row by row above it. They share their headers; where they do not: `insert_messages_with_headers.sql`.
 -- $1 topic, $2 keys, $3 values, $4 headers
 INSERT INTO sidings.outbox (slot, topic, key, value, headers)
 SELECT sidings.outbox_slot($1::text, u.key), $1::text, u.key, u.value, $4::text::json

@@ -19,6 +19,7 @@ from .settings import OutboxSettings
 
 __all__ = [
     "Headers",
+    "Item",
     "Outgoing",
     "Value",
     "headers_from_text",
@@ -29,6 +30,7 @@ __all__ = [
 
 Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
+Item = tuple[str | bytes | None, Value] | tuple[str | bytes | None, Value, Headers | None]  # key, value, own headers
 
 _OVERHEAD_BYTES = 100  # of a record and its batch, beside key, value and headers
 
@@ -60,7 +62,7 @@ def outgoing(
         raise InvalidMessage(
             f"timestamp={timestamp!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
         )
-    text, max_bytes = _headers_text(headers, settings.correlation_header), settings.max_message_bytes
+    text, max_bytes = _headers_text(_pairs(headers), settings.correlation_header), settings.max_message_bytes
     raw_key, raw_value = _content(topic, key, value, text, max_bytes)
     raw_partition_key = _raw("partition_key", partition_key)
     if len(raw_partition_key or b"") > max_bytes:
@@ -71,18 +73,32 @@ def outgoing(
 
 
 def outgoing_many(
-    topic: str, messages: Iterable[tuple[str | bytes | None, Value]], *, settings: OutboxSettings
+    topic: str, messages: Iterable[Item], *, headers: Headers | None, settings: OutboxSettings
 ) -> list[Outgoing]:
-    """`outgoing` for pairs of key and value: what they have in common is looked at once."""
+    """`outgoing` for pairs of key and value, or these and headers: what they have in common is looked at once.
+
+    Those without headers of their own share one text."""
     _check_topic(topic)
-    text, max_bytes = _headers_text(None, settings.correlation_header), settings.max_message_bytes
+    shared, correlation_header, max_bytes = _pairs(headers), settings.correlation_header, settings.max_message_bytes
+    text = _headers_text(shared, correlation_header)
     if not hasattr(messages, "__iter__"):
         raise InvalidMessage(f"messages= is a {type(messages).__name__}: give a list of pairs of key and value")
-    pairs = list(messages)
+    items, made = list[Any](messages), list[Outgoing]()
     try:
-        return [Outgoing(topic, *_content(topic, key, value, text, max_bytes), text) for key, value in pairs]
+        for item in items:
+            if len(item) == 3 and not isinstance(item, str | bytes):
+                key, value, own = item
+                its = text if own is None else _headers_text(_replaced(shared, _pairs(own)), correlation_header)
+            else:
+                (key, value), its = cast(Any, item), text
+            made.append(Outgoing(topic, *_content(topic, key, value, its, max_bytes), its))
+    except InvalidMessage as error:
+        raise InvalidMessage(f"messages[{len(made)}]: {error}") from error
     except (TypeError, ValueError) as error:  # of a pair that is none
-        raise InvalidMessage(f"{topic}: the messages are no pairs of key and value: {error}") from error
+        raise InvalidMessage(
+            f"{topic}: messages[{len(made)}] is no pair of key and value, nor these and headers: {error}"
+        ) from error
+    return made
 
 
 def _check_topic(topic: str) -> None:
@@ -90,8 +106,8 @@ def _check_topic(topic: str) -> None:
         raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
 
 
-def _headers_text(headers: Headers | None, correlation_header: str) -> str | None:
-    pairs = _with_current(headers, correlation_header)
+def _headers_text(given: list[tuple[str, object]], correlation_header: str) -> str | None:
+    pairs = _with_current(given, correlation_header)
     return headers_to_text(cast(Headers, pairs)) if pairs else None
 
 
@@ -111,13 +127,22 @@ def _content(
     return raw_key, raw_value
 
 
-def _with_current(headers: Headers | None, correlation_header: str) -> list[tuple[str, object]]:
-    """These headers, and the current ones that are not among them."""
+def _pairs(headers: Headers | None) -> list[tuple[str, object]]:
     given = cast(Any, headers.items() if isinstance(headers, Mapping) else headers or ())
     try:
-        pairs: list[tuple[str, object]] = [(name, value) for name, value in given]
+        return [(name, value) for name, value in given]
     except (TypeError, ValueError):
         raise InvalidMessage(f"headers={headers!r}: give a dict, or pairs of name and value") from None
+
+
+def _replaced(shared: list[tuple[str, object]], own: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    """A message's own headers, behind the shared ones of other names: of two that mean the same, the last counts."""
+    names = [name for name, _ in own]
+    return [pair for pair in shared if pair[0] not in names] + own
+
+
+def _with_current(pairs: list[tuple[str, object]], correlation_header: str) -> list[tuple[str, object]]:
+    """These headers, and the current ones that are not among them."""
     names = (str(name) for name, _ in pairs)
     own = correlation_header.lower()  # the id has whatever name the settings give it
     carried = missing_headers(CORRELATION_ID if name.lower() == own else name for name in names)

@@ -19,7 +19,7 @@ from ...schema import load_sql
 from ..checks import check_loop
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
 from .inquiry import Inquiry
-from .message import Headers, Outgoing, Value, outgoing, outgoing_many
+from .message import Headers, Item, Outgoing, Value, outgoing, outgoing_many
 from .settings import OutboxSettings
 
 if TYPE_CHECKING:
@@ -170,14 +170,26 @@ class Outbox:
 
     @noted
     async def publish_many(
-        self, tx: Transaction | AnyConnection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
+        self,
+        tx: Transaction | AnyConnection | None,
+        topic: str,
+        messages: Iterable[Item],
+        *,
+        headers: Headers | None = None,
     ) -> Receipt:
-        """Store many messages of one topic with one statement, in order; all or none are stored.
+        """Store many messages of one topic with one statement, in order; all or none are stored::
+
+            await service.outbox.publish_many(tx, "etas", [("t-1", eta), ("t-2", planned, {"ce_type": "Planned"})])
 
         Args:
-            messages: Pairs of key and value. All else is as in `publish`.
+            messages: Pairs of key and value; or triples, of these and the message's own headers.
+            headers: Of all. A message's own take the place of those of the same names. All else is as in `publish`.
+
+        Raises:
+            InvalidMessage: As in `publish`; it names the first such message by its index. Other errors are those of
+                `publish`.
         """
-        made = outgoing_many(topic, messages, settings=self.settings)
+        made = outgoing_many(topic, messages, headers=headers, settings=self.settings)
         if self._is_direct(topic):
             await self._sender().send_many(made)
             return Receipt()
@@ -207,10 +219,15 @@ class Outbox:
         return self._store_sync(connection, topic, self._one(message))
 
     def publish_many_sync(
-        self, connection: AnySyncConnection, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
+        self,
+        connection: AnySyncConnection,
+        topic: str,
+        messages: Iterable[Item],
+        *,
+        headers: Headers | None = None,
     ) -> Receipt:
         """`publish_many` for synchronous code, on a connection as in `publish_sync`."""
-        made = outgoing_many(topic, messages, settings=self.settings)
+        made = outgoing_many(topic, messages, headers=headers, settings=self.settings)
         return self._store_sync(connection, topic, self._many(topic, made))
 
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
@@ -407,8 +424,13 @@ class Outbox:
         return Statement("insert_message", self._schema, arguments, 1, "", _MESSAGES)
 
     def _many(self, topic: str, made: Sequence[Outgoing]) -> Statement:
-        arguments = (topic, [m.key for m in made], [m.value for m in made], made[0].headers if made else None)
-        return Statement("insert_messages", self._schema, arguments, len(made), "", _MESSAGES)
+        keys, values, headers = [m.key for m in made], [m.value for m in made], [m.headers for m in made]
+        shared = headers[0] if headers else None
+        if headers.count(shared) == len(headers):
+            name, theirs = "insert_messages", shared
+        else:
+            name, theirs = "insert_messages_with_headers", headers
+        return Statement(name, self._schema, (topic, keys, values, theirs), len(made), "", _MESSAGES)
 
     async def _store(self, tx: Transaction | AnyConnection | None, statement: Statement) -> Receipt:
         if tx is None:
