@@ -129,7 +129,10 @@ class Health:
         # While Postgres is away those remain here whose leases have run out: others may have them, and run their jobs.
         origins = [queue for queue in list(scheduler.origins.values()) if queue.deadline > now()]
         # Only copies, which Python makes in one go, do not change while they are counted.
-        stuck = sum(lane.due is not None for queue in origins for lane in list(queue.lanes.values()))
+        moment = now()  # a lane whose time has come waits for room in memory, or for its type
+        stuck = sum(
+            lane.due is not None and lane.due > moment for queue in origins for lane in list(queue.lanes.values())
+        )
         yield gauge("sidings_running", "Handlers that run now.", ["service"], {service: self.workers.running()})
         deaf = len(self.watchdog.deaf())
         yield gauge("sidings_deaf_handlers", "Cancelled 5 s ago or more, and running.", ["service"], {service: deaf})

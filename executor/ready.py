@@ -4,9 +4,10 @@ backoff as there is room.
 The highest priority first; of one priority, the types of jobs in turns; of one type, first attempts and what runs again
 in turns. More lanes may come back than the workers can run, as where a carrier is away: each type of each priority has
 room for a quarter of the window, and of the payloads that memory may hold, so that no crowd keeps another one's lanes
-away, and all together for the window; a few always have room. What is back does not count where it is asked how much
-there is to run, or crowds would keep new jobs from being read. So it is with first attempts of slow types, which the
-workers take fewer of than there are: their lanes, too, wait until there is room for them.
+away, and all together for the window, and for half of those payloads; a few always have room. What is back does not
+count where it is asked how much there is to run, or crowds would keep new jobs from being read. So it is with first
+attempts of slow types, which the workers take fewer of than there are: their lanes, too, wait until there is room for
+them.
 """
 
 import heapq
@@ -20,13 +21,14 @@ __all__ = ["ReadyQueue"]
 
 _FEW = 64  # lanes of a type and priority that may be back whatever others are
 _MOST_SLOW = 8  # windows of what stands here of slow types, before it keeps others from being read
+_MOST_LANES = 64  # windows of their lanes that wait for room: half a kilobyte each
 _FEW_TIMERS = 1_000  # of so many it does not matter whether anybody waits for them still
 
 
 class _Level:
     """What stands here of one priority and type. again: what has run before; its turn comes after a first attempt.
     listed: has its turn among the types. overdue: lanes whose time has come, and when it had; back: how many have come
-    back, and are read again or stand here; size: of the payloads of their heads."""
+    back, and are read again or stand here; size: of the payloads of what they have in memory."""
 
     __slots__ = ("again", "agains_turn", "back", "first", "listed", "overdue", "priority", "size", "type")
 
@@ -49,12 +51,14 @@ class _Level:
 
 
 class ReadyQueue:
-    """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again.
+    """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again; size:
+    of the payloads of what these have in memory.
     slow: types of which the workers take no more than their share, or than their limit."""
 
     def __init__(self, window: int, payload_budget: int) -> None:
         self.count = 0
         self.back = 0
+        self.size = 0
         self.slow: Collection[str] = frozenset()
         self._window = window
         self._payload_budget = payload_budget
@@ -116,13 +120,21 @@ class ReadyQueue:
         self.count -= len(taken)
         return taken
 
+    def any(self, shares: Mapping[str, int]) -> bool:
+        """Whether `take` would find something."""
+        if not shares:
+            return self.count > 0
+        levels = (level for turns in self._turns.values() for level in turns if shares.get(level.type, 1) > 0)
+        return any(level.first or level.again for level in levels)
+
     def new(self) -> int:
-        """How much stands here that has not come back, and is of no slow type."""
+        """How much stands here that has not come back, and is of no slow type; of such types, what is too much."""
         count = self.count - self.back
         if self.slow:
             slow = [level for level in self._levels.values() if level.type in self.slow]
             standing = sum(len(level.first) + len(level.again) - level.back for level in slow)
             count -= min(standing, _MOST_SLOW * self._window)
+            count += max(0, sum(len(level.overdue) for level in slow) - _MOST_LANES * self._window)
         return max(0, count)
 
     def lines(self, types: Collection[str] | None = None) -> list[deque[Entry | Lane]]:
@@ -163,12 +175,23 @@ class ReadyQueue:
     def let_back(self, lane: Lane, line: tuple[int, str]) -> bool:
         """Whether a lane may come back now; `lane.line` is then the one whose room it takes."""
         level = self._level(line)
-        if not self._has_room(level):
+        if not self._has_room(level, lane):
             return False
         lane.back, lane.line = True, line
         level.back += 1
         level.size += lane.size
         self.back += 1
+        self.size += lane.size
+        return True
+
+    def grow(self, lane: Lane, size: int) -> bool:
+        """Whether a lane that is back may have a job more in memory, of this size."""
+        level = self._levels[lane.line]
+        if not self._fits(level, size):
+            return False
+        lane.size += size
+        level.size += size
+        self.size += size
         return True
 
     def leave(self, lane: Lane) -> None:
@@ -179,6 +202,7 @@ class ReadyQueue:
             level.back -= 1
             level.size -= lane.size
             self.back -= 1
+            self.size -= lane.size
 
     def returning(self, now: float) -> Iterator[Entry | Lane]:
         """Jobs whose time has come; and lanes, as far as there is room for them, in the order of their times."""
@@ -191,7 +215,7 @@ class ReadyQueue:
                 level.overdue.append((due, item))
                 self._overdue[level] = None
         for level in sorted(self._overdue, key=lambda level: -level.priority):
-            while level.overdue and self._has_room(level):
+            while level.overdue and self._has_room(level, level.overdue[0][1]):
                 due, lane = level.overdue.popleft()
                 if lane.due == due:
                     self.let_back(lane, (level.priority, level.type))
@@ -201,13 +225,17 @@ class ReadyQueue:
 
     def next_due(self) -> float | None:
         """When something may come back next."""
-        dues = [level.overdue[0][0] for level in self._overdue if level.overdue and self._has_room(level)]
+        first = [(level, *level.overdue[0]) for level in self._overdue if level.overdue]
+        dues = [due for level, due, lane in first if self._has_room(level, lane)]
         return min([*dues, *(timer[0] for timer in self._timers[:1])], default=None)
 
-    def _has_room(self, level: _Level) -> bool:
-        if level.size >= self._payload_budget // 4 and level.back:
+    def _has_room(self, level: _Level, lane: Lane) -> bool:
+        if level.back and not self._fits(level, lane.size):
             return False
         return level.back < max(1, self._window // 4) and (self.back < self._window or level.back < _FEW)
+
+    def _fits(self, level: _Level, size: int) -> bool:
+        return level.size + size <= self._payload_budget // 4 and self.size + size <= self._payload_budget // 2
 
     def _level(self, line: tuple[int, str]) -> _Level:
         level = self._levels.get(line)

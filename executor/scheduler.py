@@ -267,13 +267,16 @@ class Scheduler:
                 behind.append(queue.pop())
             queue.append(entry)
             queue.extend(reversed(behind))
-        if len(queue) > memory.keep:
+        if len(queue) > memory.keep or (lane.back and len(queue) > 1 and not self._ready.grow(lane, entry.size)):
             memory.drop(queue.pop())
             lane.more = True
             lane.last = queue[-1].position
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
         if lane.due == inf and queue[0] is entry:  # a person decides of the one that it waits at, not of this one
             lane.due = None
+        if lane.queued and queue[0] is entry and self._shares:  # it may be of another type, which has its turns
+            self._ready.remove({lane})
+            lane.queued = False
         if lane.running is None and not lane.queued:
             self._arm(lane, now)
 
@@ -328,7 +331,7 @@ class Scheduler:
 
     def runnable(self) -> bool:
         """Whether `choose` may find something."""
-        return self.ready > 0 or self.suspects.ready()
+        return self._ready.any(self._shares) or self.suspects.ready()
 
     def share_out(self, slow: dict[str, int], limited: Mapping[str, int]) -> None:
         """From now on choose of each of these types only so many more jobs; of others any. Each job of a slow type
@@ -648,7 +651,7 @@ class Scheduler:
         if not self._may_run(lane, head, now):
             return
         if (head.attempt > 1 or head.type in self._shares) and not lane.back:
-            lane.size = head.size
+            lane.size = sum(entry.size for entry in lane.queue)
             if not self._ready.let_back(lane, (head.priority, head.type)):
                 self._stick(lane, head, now)
                 return

@@ -931,6 +931,8 @@ class World:
         assert back == Counter({line: level.back for line, level in scheduler._ready._levels.items()}), (
             "room is lost for good"
         )
+        taken = sum(lane.size for lane in lanes if lane.back)
+        assert scheduler._ready.size == sum(level.size for level in scheduler._ready._levels.values()) == taken
         self._check_lanes(lanes)
         if self.step % 64 == 0:
             self._check_ready(lanes)

@@ -1512,6 +1512,67 @@ def test_a_late_job_of_a_type_that_is_full_waits_with_its_group():
     assert positions(rig.choose()) == [5]
 
 
+def test_while_all_that_stands_here_is_of_full_types_nothing_can_be_chosen():
+    """So a job that comes alone is named early all the same."""
+    rig = Rig()
+    rig.put(1, group=None, type="limited")
+    rig.scheduler.share_out({}, {"limited": 0})
+    assert not rig.scheduler.runnable()
+    rig.put(2, group=None, type="quick", attempt=2)
+    assert rig.scheduler.runnable()
+    assert positions(rig.choose()) == [2]
+    rig.scheduler.share_out({}, {"limited": 1})
+    assert rig.scheduler.runnable()
+
+
+def test_a_late_job_does_not_wait_for_the_turn_of_a_full_type_whose_job_it_stands_before():
+    rig = Rig()
+    rig.scheduler.share_out({}, {"limited": 0})
+    rig.put(5, group="g", type="limited")
+    rig.put(1, group="g", type="quick")
+    [head] = rig.choose()
+    assert head.position == 1
+    rig.scheduler.ended(head, rig.now)
+    assert rig.choose() == []
+    rig.scheduler.share_out({}, {"limited": 1})
+    assert positions(rig.choose()) == [5]
+
+
+def test_large_payloads_of_groups_of_full_types_leave_half_of_the_memory_to_others():
+    """They took all of it: only the first job of each group was counted, and nothing behind them was read for hours."""
+    rig, types = Rig(payload_budget=160_000), ["one", "two", "three", "four", "five"]
+    rig.scheduler.share_out({}, dict.fromkeys(types, 0))
+    for position in range(5_000):
+        rig.put(position, group=f"group {position % 500}", type=types[position % 5], payload="x" * 1_000)
+    assert rig.scheduler.memory.payload <= 80_000 + 5 * 1_000
+    assert rig.scheduler.memory.space() > 0
+
+
+def test_a_group_of_a_full_type_that_has_more_than_its_first_job_in_memory_counts_with_all_of_them():
+    rig = Rig(payload_budget=16_000)
+    for group in ("a", "b"):  # each has started, and so its jobs have been read
+        rig.put(range(1, 5) if group == "a" else range(5, 9), group=group, type="limited", payload="x" * 1_000)
+    heads = rig.choose()
+    rig.scheduler.share_out({}, {"limited": 0})
+    for head in heads:
+        rig.scheduler.ended(head, rig.now)
+    assert rig.in_memory == 3, "the second has no room, and is read again in its turn"
+
+
+def test_so_many_groups_of_a_full_type_may_wait_before_no_more_is_read():
+    """Half a kilobyte for each, and nothing is read of a backlog of any size."""
+    rig = Rig(window=4)
+    rig.scheduler.share_out({}, {"limited": 0})
+    for position in range(64 * 4):
+        rig.put(position, group=f"group {position}", type="limited")
+    rig.wait(0.0)
+    assert rig.scheduler.memory.room() > 0
+    for position in range(1_000, 1_005):
+        rig.put(position, group=f"group {position}", type="limited")
+    rig.wait(0.0)
+    assert rig.scheduler.memory.room() == 0
+
+
 def test_groups_of_a_slow_type_take_turns():
     """One with many jobs would keep the worker that it has, for good."""
     rig = Rig()
