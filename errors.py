@@ -11,7 +11,7 @@
     │   ├── SchemaBusy            others hold locks that migrate() needs: the message names them; call it again
     │   ├── SchemaChanged         an applied migration file has been edited
     │   └── ForeignSchema         the schema belongs to a service of another name
-    ├── EnqueueError              a job cannot be stored; nothing has been written
+    ├── EnqueueError              a job cannot be stored, or withdrawn; nothing has been written
     │   ├── UnknownJobType        no handler of that name is registered
     │   ├── InvalidPayload        the payload does not fit the type's model
     │   ├── MissingOrigin         no origin was given and none can be derived
@@ -117,8 +117,8 @@ class ForeignSchema(SchemaError):
 
 
 class EnqueueError(SidingsError):
-    """A job cannot be stored. Nothing has been written; the caller's transaction is still usable, unless the message
-    says that it has to be rolled back."""
+    """A job cannot be stored, or withdrawn. Nothing has been written; the caller's transaction is still usable, unless
+    the message says that it has to be rolled back."""
 
 
 class UnknownJobType(EnqueueError):

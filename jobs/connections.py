@@ -93,11 +93,13 @@ _DRIVERS = {"asyncpg": "numbered", "psycopg": "named"}  # SQLAlchemy's, and how 
 
 
 class Storing(NamedTuple):
-    """What is stored and by which call, in the words of error messages. package: of the ``.sql`` files."""
+    """What is stored and by which call, in the words of error messages. package: of the ``.sql`` files. many: whether
+    there is a call for many, too."""
 
     package: str
     what: str
     call: str
+    many: bool = True
 
 
 _JOBS = Storing(__package__ or "", "job", "enqueue")
@@ -189,7 +191,8 @@ def store_sync(
 def _way(cls: type, storing: Storing) -> "Way[Any, Awaitable[Rows]]":
     kind, call = _kind(cls), storing.call
     if kind in _SYNC_WAYS:
-        raise EnqueueError(f"{kind} is synchronous: call {call}_sync or {call}_many_sync, without await")
+        calls = f"{call}_sync or {call}_many_sync" if storing.many else f"{call}_sync"
+        raise EnqueueError(f"{kind} is synchronous: call {calls}, without await")
     if kind not in _WAYS:
         raise _unknown(cls, storing, _ACCEPTED)
     return _WAYS[kind]
@@ -199,7 +202,8 @@ def _way(cls: type, storing: Storing) -> "Way[Any, Awaitable[Rows]]":
 def _sync_way(cls: type, storing: Storing) -> "Way[Any, Rows]":
     kind, call = _kind(cls), storing.call
     if kind in _WAYS:
-        raise EnqueueError(f"{kind} is asynchronous: call `await {call}(...)` or `await {call}_many(...)`")
+        calls = f"`await {call}(...)` or `await {call}_many(...)`" if storing.many else f"`await {call}(...)`"
+        raise EnqueueError(f"{kind} is asynchronous: call {calls}")
     if kind not in _SYNC_WAYS:
         raise _unknown(cls, storing, _ACCEPTED_SYNC)
     return _SYNC_WAYS[kind]

@@ -19,6 +19,7 @@ from .payloads import Payloads
 from .periodic import Periodic
 from .retry import Retry
 from .transaction import Transaction, note_jobs, noted
+from .withdraw import WITHDRAWALS, withdrawal
 
 __all__ = ["GroupOf", "Handler", "JobType", "Policy", "PolicyName"]
 
@@ -262,6 +263,49 @@ class JobType(Generic[P]):
     ) -> list[JobId]:
         """`enqueue_many` for synchronous code, on a connection as in `enqueue_sync`."""
         return self._ids(*store_sync(connection, self._many(payloads, origin, delay, run_at, priority, headers)))
+
+    @noted
+    async def withdraw(
+        self, tx: Transaction | AnyConnection, job_id: int | None = None, *, unique_key: str | None = None
+    ) -> bool:
+        """Take back a delayed job of this type, in the caller's transaction, as long as it is not due::
+
+            await remind.withdraw(tx, unique_key=order_id)
+
+        The job is gone if and only if the transaction commits; its history then ends as ``cancelled``. Within the
+        transaction its `unique_key` is free, so that a job is put off, or preponed, by withdrawing it and enqueueing
+        another one. Lock or update the entity's row first, as for `enqueue`: this sees what is committed by then.
+
+        Until the transaction ends, who enqueues or withdraws with the same key waits; and if the job becomes due
+        meanwhile, those of its group that are due after it. No other job does.
+
+        Args:
+            tx: As in `enqueue`.
+            job_id: What `enqueue` has returned.
+            unique_key: The job's, instead of `job_id`.
+
+        Returns:
+            True: its handler has never been called, and once the transaction has committed never is. False: there is no
+            such job of this type, or its time has come: it waits, runs, has failed and is tried again, is held, or has
+            ended. It is as it was, and its handler has to look for itself whether there is anything left to do.
+
+        Raises:
+            EnqueueError: Neither `job_id` nor `unique_key` is given, or both, or what cannot be one.
+            NotInTransaction: The connection is in autocommit, or the transaction has ended. After these errors nothing
+                has been written, and the transaction stays usable.
+            SchemaError: As in `enqueue`.
+        """
+        made = withdrawal(self._destination.schema, self.name, self.history, job_id, unique_key)
+        _, rows = await store(tx, made, WITHDRAWALS)
+        return bool(rows)
+
+    def withdraw_sync(
+        self, connection: AnySyncConnection, job_id: int | None = None, *, unique_key: str | None = None
+    ) -> bool:
+        """`withdraw` for synchronous code, on a connection as in `enqueue_sync`."""
+        made = withdrawal(self._destination.schema, self.name, self.history, job_id, unique_key)
+        _, rows = store_sync(connection, made, WITHDRAWALS)
+        return bool(rows)
 
     def _one(
         self,

@@ -66,6 +66,7 @@ RUN_BY = {
     "docs/enqueueing.md": {
         "": "test_ways_in.py",
         "In a service": "test_ways_in.py",
+        "Taking a delayed job back": "test_withdraw.py",
         "asyncpg": "test_ways_in.py",
         "psycopg 3": "test_ways_in.py",
         "psycopg 3, synchronous": "test_ways_in.py",

@@ -288,6 +288,14 @@ async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
         assert sum("(ROW(run_at, id) >= ROW(" in condition for condition in conditions) == 2, str(plans)
 
 
+async def test_a_job_that_is_withdrawn_is_found_by_its_id_or_its_key(filled: str):
+    for job_id, unique_key in ((7, None), (None, "k")):
+        plans = await Plans.of(filled, "sidings.jobs", "withdraw_job", "x", job_id, unique_key, True)
+        for used in plans.indexes().values():
+            assert "job_pkey" in used <= {"job_pkey", "job_unique_key"}, str(plans)
+        plans.must_not_scan_a_table()
+
+
 async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str):
     at = datetime(2026, 5, 1, tzinfo=UTC)
     service = ("g1", "every 30 s", at, at, at, None, True, ["{}"])

@@ -80,6 +80,10 @@ class Way:
         call = job_type.enqueue_many_sync if self.synchronous else job_type.enqueue_many
         return await self.do(lambda: call(self.connection, payloads, **options))
 
+    async def withdraw(self, job_type: Any, *args: Any, **options: Any) -> bool:
+        call = job_type.withdraw_sync if self.synchronous else job_type.withdraw
+        return await self.do(lambda: call(self.connection, *args, **options))
+
     async def publish(self, outbox: Any, *args: Any, **options: Any) -> Any:
         call = outbox.publish_sync if self.synchronous else outbox.publish
         return await self.do(lambda: call(self.connection, *args, **options))
