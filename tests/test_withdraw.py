@@ -29,8 +29,7 @@ HOUR = 3_600
 
 
 def declare(schema: str = "sidings", **options: Any) -> Any:
-    registry = Registry()
-    registry.schema = schema
+    registry = Registry(schema=schema)
 
     async def ride(job: Job[Ride]) -> None: ...
 
