@@ -57,7 +57,9 @@ class Memory:
     def adjust_keep(self) -> None:
         """Share the budgets among the lanes: many lanes, or large payloads, few jobs of each."""
         lanes = sum(len(queue.lanes) for queue in self._origins.values())
-        fitting = min(self.budget, int(self.payload_budget / self._size()))
+        # Of payloads those that have come back may have a quarter only; else most that is read for them would not fit.
+        payloads = self.payload_budget // 4 if self._ready.back else self.payload_budget
+        fitting = min(self.budget, int(payloads / self._size()))
         self.keep = max(4, min(self.max_keep, fitting // (lanes + 1)))
 
     def room(self) -> int:

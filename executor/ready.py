@@ -3,9 +3,9 @@ backoff as there is room.
 
 The highest priority first; of one priority, the types of jobs in turns; of one type, first attempts and what runs again
 in turns. More lanes may come back than the workers can run, as where a carrier is away: each type of each priority has
-room for a quarter of the window, and of the payloads that memory may hold, so that no crowd keeps another one's lanes
-away, and all together for the window, and for half of those payloads; a few always have room. What is back does not
-count where it is asked how much there is to run, or crowds would keep new jobs from being read. So it is with first
+room for a quarter of the window, so that no crowd keeps another one's lanes away, and all together for the window; a
+few always have room. Their payloads have room in the same way, in half of those that memory may hold. What is back does
+not count where it is asked how much there is to run, or crowds would keep new jobs from being read. So it is with first
 attempts of slow types, which the workers take fewer of than there are: their lanes, too, wait until there is room for
 them.
 """
@@ -150,6 +150,15 @@ class ReadyQueue:
             line.clear()
             line.extend(stay)
 
+    def take_out(self, lane: Lane, head: Entry) -> None:
+        """Take out a lane that stands here; head: with which it was pushed, as a rule."""
+        level = self._level((head.priority, head.type))
+        try:
+            (level.first if head.attempt == 1 else level.again).remove(lane)
+            self.count -= 1
+        except ValueError:
+            self.remove({lane})
+
     def forget(self, gone: Callable[[Entry | Lane], bool]) -> None:
         """Take all of these out, also of what waits for its time: else they pile up till then."""
         self.remove({item for line in self.lines() for item in line if gone(item)})
@@ -235,7 +244,9 @@ class ReadyQueue:
         return level.back < max(1, self._window // 4) and (self.back < self._window or level.back < _FEW)
 
     def _fits(self, level: _Level, size: int) -> bool:
-        return level.size + size <= self._payload_budget // 4 and self.size + size <= self._payload_budget // 2
+        """Whether a crowd may have so much more: it has no more than what is left for all crowds, as in `shares`. So
+        one of them gets a quarter of the payloads that memory may hold, several get less, and a new one finds room."""
+        return level.size + size <= self._payload_budget // 2 - self.size
 
     def _level(self, line: tuple[int, str]) -> _Level:
         level = self._levels.get(line)

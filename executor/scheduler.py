@@ -274,9 +274,11 @@ class Scheduler:
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
         if lane.due == inf and queue[0] is entry:  # a person decides of the one that it waits at, not of this one
             lane.due = None
-        if lane.queued and queue[0] is entry and self._shares:  # it may be of another type, which has its turns
-            self._ready.remove({lane})
-            lane.queued = False
+        if lane.queued and len(queue) > 1 and queue[0] is entry:
+            former = queue[1]
+            if (entry.priority, entry.type) != (former.priority, former.type):  # it has its turns in another line now
+                self._ready.take_out(lane, former)
+                lane.queued = False
         if lane.running is None and not lane.queued:
             self._arm(lane, now)
 
@@ -710,6 +712,8 @@ class Scheduler:
         self._ready.leave(lane)
 
     def _check_hunger(self, lane: Lane) -> None:
+        if lane.back and lane.queue:  # it has what it needs until it runs, and no room for more, perhaps
+            return
         if lane.more and lane.due is None and len(lane.queue) <= self.memory.keep // 4:
             self.hungry[lane] = None
 

@@ -460,8 +460,11 @@ def test_a_late_row_before_a_head_that_backs_off_waits_with_its_group_and_goes_f
     rig.put(3)
     assert rig.choose() == []
     rig.wait(10.0)
+    [late] = rig.choose()
+    assert late.position == 3
     rig.refill([5, 6])
-    assert rig.run() == [3, 5, 6]
+    rig.scheduler.ended(late, rig.now)
+    assert rig.run() == [5, 6]
 
 
 @pytest.mark.parametrize("late_row_comes", ["while the head runs", "when the head is blocked"])
@@ -1557,6 +1560,56 @@ def test_a_group_of_a_full_type_that_has_more_than_its_first_job_in_memory_count
     for head in heads:
         rig.scheduler.ended(head, rig.now)
     assert rig.in_memory == 3, "the second has no room, and is read again in its turn"
+
+
+def test_a_group_that_has_no_room_for_more_than_its_first_job_is_not_read_again_and_again():
+    rig = Rig(payload_budget=16_000)
+    rig.scheduler.share_out({}, {"limited": 0})
+    rig.put(1, group="filling", type="limited", payload="x" * 3_600)
+    rig.put(2, group="a", type="limited", payload="x" * 600, attempt=2, due=5.0)
+    rig.queue.high = 8
+    rig.wait(5.0)
+    [lane] = rig.scheduler.hungry
+    rig.scheduler.hungry.clear()
+    rows = [rig.entry(p, "a", type="limited", payload="x" * 600, attempt=2 if p == 2 else 1) for p in range(2, 9)]
+    rig.scheduler.refilled(lane, rows, size=64, upto=8, left_out=False, now=rig.now)
+    assert (rig.in_memory, list(rig.scheduler.hungry)) == (2, [])
+    rig.scheduler.share_out({}, {"limited": 2})
+    assert sorted(positions(rig.choose())) == [1, 2]
+    assert list(rig.scheduler.hungry) == [lane], "what is behind it is read while it runs"
+
+
+def test_of_groups_that_come_back_with_large_payloads_fewer_jobs_are_read():
+    rig = Rig(window=16, keep=64, payload_budget=1_000_000)
+    rig.put(range(1, 5), group=None, type="limited", payload="x" * 10_000)
+    rig.scheduler.memory.adjust_keep()
+    assert rig.scheduler.memory.keep == 64
+    rig.scheduler.share_out({}, {"limited": 0})
+    rig.put(5, group="a", type="limited", payload="x" * 10_000)
+    rig.scheduler.memory.adjust_keep()
+    assert rig.scheduler.memory.keep == 12, "a quarter of all payloads for one group, of two"
+
+
+def test_a_late_job_finds_its_turn_where_its_group_stands_in_the_line_of_a_job_that_has_moved():
+    rig = Rig()
+    rig.put(5, group="g", type="one")
+    rig.put(6, group="g", type="two")
+    rig.put(9, group="g", type="one", id=5)
+    rig.put(3, group="g", type="three")
+    assert rig.scheduler.ready == 1
+    assert rig.run() == [3, 6, 9]
+    assert rig.scheduler.ready == 0
+
+
+def test_a_crowd_finds_room_beside_others_that_have_filled_what_they_may():
+    """Its groups came back one at a time, each with a read of its own, for as long as the others waited."""
+    rig = Rig(window=400, payload_budget=160_000)
+    rig.scheduler.share_out({}, dict.fromkeys(["one", "two", "three"], 0))
+    for number, type in enumerate(["one", "two", "three"]):
+        for position in range(number * 100, number * 100 + 100):
+            rig.put(position, group=f"group {position}", type=type, payload="x" * 1_000)
+    rig.scheduler.share_out({}, {"three": 100})
+    assert len(rig.choose()) > 5
 
 
 def test_so_many_groups_of_a_full_type_may_wait_before_no_more_is_read():
