@@ -258,11 +258,11 @@ class Scheduler:
             memory.payload += len(entry.payload)
         if entry.headers is not None:
             memory.payload += len(entry.headers)
-        queue = lane.queue
+        queue, former = lane.queue, None
         if not queue or entry.position > queue[-1].position:
             queue.append(entry)
         else:  # a late commit: it takes its place by position
-            behind: list[Entry] = []
+            former, behind = queue[0], list[Entry]()
             while queue and queue[-1].position > entry.position:
                 behind.append(queue.pop())
             queue.append(entry)
@@ -272,15 +272,20 @@ class Scheduler:
             lane.more = True
             lane.last = queue[-1].position
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
-        if lane.due == inf and queue[0] is entry:  # a person decides of the one that it waits at, not of this one
-            lane.due = None
-        if lane.queued and len(queue) > 1 and queue[0] is entry:
-            former = queue[1]
-            if (entry.priority, entry.type) != (former.priority, former.type):  # it has its turns in another line now
-                self._ready.take_out(lane, former)
-                lane.queued = False
+        if queue[0] is entry and (lane.due is not None or lane.queued):
+            self._lead(lane, entry, former, now)
         if lane.running is None and not lane.queued:
             self._arm(lane, now)
+
+    def _lead(self, lane: Lane, entry: Entry, former: Entry | None, now: float) -> None:
+        """A late job has become the first of a lane that waits; former: which was so before, if it was known."""
+        line = (entry.priority, entry.type)
+        if lane.due is not None:  # for what is not this one's: a person decides, or there is no room for another type
+            if lane.due == inf or (lane.due <= now and lane.line != line):
+                lane.due = None
+        elif former is None or line != (former.priority, former.type):
+            self._ready.take_out(lane, former or entry)  # it has its turns in another line from now on
+            lane.queued = False
 
     def take_hungry(self, most: int) -> list[tuple[Lane, int, int]]:
         """Up to so many lanes that a read is to refill: the lane, its version, and the position to read it up to."""

@@ -1541,6 +1541,37 @@ def test_a_late_job_does_not_wait_for_the_turn_of_a_full_type_whose_job_it_stand
     assert positions(rig.choose()) == [5]
 
 
+def test_a_late_job_before_one_of_a_full_type_runs_although_that_type_has_no_room_for_more():
+    rig = Rig(payload_budget=16_000)
+    rig.scheduler.share_out({}, {"limited": 0})
+    rig.put(50, group="g", type="limited", payload="x" * 4_000)
+    rig.put(40, group="g", type="quick", priority=5, payload="x" * 1_000)
+    assert positions(rig.choose()) == [40]
+    assert [lane.group for lane in rig.scheduler.hungry] == ["g"], "the other is read again"
+
+
+def test_a_late_job_does_not_wait_for_room_for_the_full_type_whose_job_it_stands_before():
+    rig = Rig(window=4)
+    rig.scheduler.share_out({}, {"limited": 0})
+    rig.put(49, group="in memory", type="limited")
+    rig.put(50, group="g", type="limited")
+    rig.wait(1.0)
+    rig.put(40, group="g", type="quick")
+    [late] = rig.choose()
+    assert late.position == 40
+    [lane] = rig.scheduler.hungry
+    rig.scheduler.hungry.clear()
+    rows = [rig.entry(50, "g", type="limited")]
+    rig.scheduler.refilled(lane, rows, size=4, upto=50, left_out=False, now=rig.now)
+    rig.scheduler.ended(late, rig.now)
+    rig.wait(1.0)
+    assert rig.choose() == []
+    rig.scheduler.share_out({}, {"limited": 2})
+    assert positions(rig.choose()) == [49]
+    rig.wait(0.0)
+    assert list(rig.scheduler.hungry) == [lane], "there is room for it now"
+
+
 def test_large_payloads_of_groups_of_full_types_leave_half_of_the_memory_to_others():
     """They took all of it: only the first job of each group was counted, and nothing behind them was read for hours."""
     rig, types = Rig(payload_budget=160_000), ["one", "two", "three", "four", "five"]
