@@ -7,7 +7,7 @@ Reading order:
   (schedules)
 * its payload: `payloads`; what JSON would make of it: `schemas` (of pydantic), `doubts` (of which types other values),
   `kinds` and `lossy` (which ones), `limits` (what is not read)
-* storing it: `enqueue` and its SQL files, `connections` (through what), `transaction`
+* storing it: `enqueue` and its SQL files, `connections` (through what), `transaction`; `withdraw` takes it back
 * what goes around handlers: `context` (what travels along), `middleware`, `tracing`
 * `admin` is what persons do to jobs
 """
