@@ -146,7 +146,8 @@ class CycleLoop:
     def expect(self, jobs: Mapping[str, Sequence[int]]) -> bool:
         """These jobs, by origin, have just been committed: name them at once, if they could start then. Returns whether
         the cycle brings them as well; else they are to be read meanwhile."""
-        if self.paused or self._scheduler.pauses is not NOTHING_PAUSED or self._scheduler.runnable():
+        scheduler = self._scheduler
+        if self.paused or scheduler.pauses is not NOTHING_PAUSED or scheduler.runnable() or scheduler.waits_for_room():
             return False
         self._signal.set()
         all_named = self._expected.tell(jobs, self._workers.capacity())

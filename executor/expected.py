@@ -39,15 +39,17 @@ class Expected:
         self._scheduler = scheduler
         self._told: dict[int, Early] = {}
         self._named: dict[int, Early] = {}  # by the cycle acknowledged last; none has been sent since
+        self._sent = 0  # how many the cycle names that has been sent since
         self._news = False
 
     def tell(self, jobs: Mapping[str, Sequence[int]], room: int) -> bool:
-        """These have been committed, by origin. room: how many could start now; where more come, they have to wait.
-        Returns whether there are some, and all of them are named now."""
+        """These have been committed, by origin. room: how many could start now; where more come, with those that are
+        named already, they have to wait. Returns whether there are some, and all of them are named now."""
         until, all = now() + _SECONDS, bool(jobs)
+        before = len(self._named) + self._sent
         for name, ids in jobs.items():
             queue = self._scheduler.origins.get(name)
-            if ids and queue is not None and len(ids) + len(self._told) <= room:
+            if ids and queue is not None and len(ids) + len(self._told) + before <= room:
                 self._told.update(dict.fromkeys(ids, Early(queue, until)))
                 self._news = True
             else:
@@ -71,11 +73,13 @@ class Expected:
         time, knows, holds = now(), self._scheduler.knows, self._holds
         jobs = self._named | self._told
         self._told, self._named, self._news = {}, {}, False
-        return {id: job for id, job in jobs.items() if time < job.until and not knows(id) and holds(job)}
+        early = {id: job for id, job in jobs.items() if time < job.until and not knows(id) and holds(job)}
+        self._sent = len(early)
+        return early
 
     def acknowledged(self, early: dict[int, Early]) -> None:
         """The last cycle that was sent is committed, and has named these."""
-        self._named = early
+        self._named, self._sent = early, 0
 
     def read(self, ids: Collection[int], rows: Sequence[asyncpg.Record]) -> bool:
         """The last acknowledged cycle was to read these of the jobs that it names, and has found these rows

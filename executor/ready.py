@@ -127,6 +127,10 @@ class ReadyQueue:
         levels = (level for turns in self._turns.values() for level in turns if shares.get(level.type, 1) > 0)
         return any(level.first or level.again for level in levels)
 
+    def waits_for_room(self) -> bool:
+        """Whether there are lanes whose time has come, and no room for them."""
+        return any(level.overdue for level in self._overdue)
+
     def new(self) -> int:
         """How much stands here that has not come back, and is of no slow type; of such types, what is too much."""
         count = self.count - self.back

@@ -340,6 +340,11 @@ class Scheduler:
         """Whether `choose` may find something."""
         return self._ready.any(self._shares) or self.suspects.ready()
 
+    def waits_for_room(self) -> bool:
+        """Whether lanes wait for room here, as those of a type that is full: jobs that come now may be of that type,
+        and would wait as well, in the database."""
+        return self._ready.waits_for_room()
+
     def share_out(self, slow: dict[str, int], limited: Mapping[str, int]) -> None:
         """From now on choose of each of these types only so many more jobs; of others any. Each job of a slow type
         leaves one less to all slow ones; one of a type with a limit of its own, to that type."""

@@ -663,7 +663,7 @@ class World:
         ids = sorted(self.database.rows)[-3:] if self.random.random() < 0.7 else list(self.database.rows)
         if ids and not self.cycles_in_flight:
             row = self.database.rows[self.random.choice(ids)]
-            if self.cycles._expected.tell({row.origin: [row.id]}, 9):
+            if self.cycles._expected.tell({row.origin: [row.id]}, 3):
                 self.cycles._expected.unread.add(row.id)
 
     def send_cycle(self) -> None:
@@ -684,6 +684,7 @@ class World:
         for type, limit in self.handlers.limits.items():
             assert self.handlers.at_once(type, chosen) <= limit, f"more than {limit} of type {type}"
         if batch is not None:
+            assert len(batch.early) <= 3, "more is named early than there was room for"
             batch.rows = self.database.read_named(batch.reads)  # type: ignore[assignment]
             committed = self.cycles.standing.fence == self.database.fence and all(before for _, before in flying)
             flying.append((batch, committed))

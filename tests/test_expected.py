@@ -23,7 +23,7 @@ from sidings.jobs.transaction import note_jobs
 from sidings.schema import load_sql
 from tenacity import wait_none
 
-from .support import ORIGIN, Ride, connected, enqueue, eventually, fetch, jobs_left, running, value
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, fetch, jobs_left, running, value
 
 
 class Note(BaseModel):
@@ -468,6 +468,103 @@ def test_neither_more_than_could_start_nor_of_origins_that_are_not_held():
     assert not expected.tell({"t/0": []}, 2)
     assert not expected.tell({}, 2)
     assert expected.sending().keys() == {1, 2}
+
+
+def test_what_is_named_already_leaves_room_only_when_it_has_started():
+    scheduler = Scheduler(lambda kind: True)
+    queue = scheduler.add_origin("t/0", 1)
+    queue.deadline = 1e9
+    expected = Expected(scheduler)
+    assert expected.tell({"t/0": [1]}, 2)
+    early = expected.sending()
+    assert not expected.tell({"t/0": [2, 3]}, 2)
+    assert expected.tell({"t/0": [2]}, 2)
+    expected.acknowledged(early)
+    assert not expected.tell({"t/0": [3]}, 2)
+    expected.acknowledged(expected.sending())
+    assert not expected.tell({"t/0": [3]}, 2)
+    assert expected.started([Entry(1, queue, "ride", None, 1)], 0.0)
+    assert expected.tell({"t/0": [3]}, 2)
+    assert expected.sending().keys() == {2, 3}
+
+
+async def test_no_more_is_named_early_than_there_are_free_workers_however_many_cycles_go_out(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.executor.expected._SECONDS", 60.0)
+    async with (
+        running(database, Registry(), poll_seconds=3_600, concurrency=3) as executor,
+        connected(database) as connection,
+    ):
+        for id in range(901, 910):  # of a type that is full, say, whose group finds no room in memory
+            executor.committed({ORIGIN: [id]})
+            await executor.cycles.barrier()
+        assert await naming(connection, [901, 902, 903])
+
+
+async def test_while_groups_of_a_full_type_wait_for_room_nothing_is_named_early(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """None of what came could start, hundreds of them passed for running, and a kill charged each with a loss."""
+    registry, started, gate = Registry(), list[int](), asyncio.Event()
+    monkeypatch.setattr("sidings.executor.expected._SECONDS", 60.0)
+
+    @registry.job(group="transport", concurrency=1)
+    async def book(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+        await gate.wait()
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor, connected(database) as connection:
+        await idle(executor)
+        monkeypatch.setattr(executor.scheduler._ready, "_window", 8)  # room for two groups of a type
+        ids = await enqueue(database, book, [Ride(transport=str(n), number=n) for n in range(6)])
+        executor.wake()
+        await eventually(lambda: started == [0] and len(executor.scheduler.origins[ORIGIN].lanes) == 6)
+        await executor.cycles.barrier()
+        for n in range(6, 12):
+            [id] = await enqueue(database, book, [Ride(transport=str(n), number=n)])
+            executor.committed({ORIGIN: [id]})
+            await executor.cycles.barrier()
+        assert await naming(connection, ids[:1])
+        [id] = await enqueue(database, quick, [Ride(number=100)])
+        executor.committed({ORIGIN: [id]})
+        await eventually(lambda: started == [0, 100], started)
+        gate.set()
+        await drained(database)
+    assert sorted(started) == [*range(12), 100]
+
+
+async def test_beside_a_full_type_whose_groups_find_room_a_job_is_brought_by_the_cycle_that_names_it(
+    database: str, reads: list[float]
+):
+    registry, started, gate = Registry(), list[int](), asyncio.Event()
+
+    @registry.job(group="transport", concurrency=1)
+    async def book(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+        await gate.wait()
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=3_600) as executor:
+        await idle(executor)
+        await enqueue(database, book, [Ride(transport=str(n), number=n) for n in range(3)])
+        executor.wake()
+        await eventually(lambda: started == [0] and executor.scheduler.ready == 2)
+        await executor.cycles.barrier()
+        await idle(executor)
+        before = len(reads)
+        [id] = await enqueue(database, quick, [Ride(number=100)])
+        executor.committed({ORIGIN: [id]})
+        await eventually(lambda: started == [0, 100], started)
+        assert len(reads) == before
+        gate.set()
 
 
 def test_only_what_the_last_acknowledged_cycle_has_named_under_the_same_lease_starts():
