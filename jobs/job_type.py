@@ -297,7 +297,7 @@ class JobType(Generic[P]):
         """
         made = withdrawal(self._destination.schema, self.name, self.history, job_id, unique_key)
         _, rows = await store(tx, made, WITHDRAWALS)
-        return bool(rows)
+        return rows[0][0]
 
     def withdraw_sync(
         self, connection: AnySyncConnection, job_id: int | None = None, *, unique_key: str | None = None
@@ -305,7 +305,7 @@ class JobType(Generic[P]):
         """`withdraw` for synchronous code, on a connection as in `enqueue_sync`."""
         made = withdrawal(self._destination.schema, self.name, self.history, job_id, unique_key)
         _, rows = store_sync(connection, made, WITHDRAWALS)
-        return bool(rows)
+        return rows[0][0]
 
     def _one(
         self,

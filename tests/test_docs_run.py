@@ -76,6 +76,7 @@ RUN_BY = {
         "Django": "test_ways_in.py",
         "Which origin": "test_origins.py",
         "From SQL": "test_sql_enqueue.py",
+        "Taking a delayed job back from SQL": "test_withdraw.py",
         "Rights": "test_sql_enqueue.py",
         "From a trigger": "test_sql_enqueue.py",
         "Workflows": "test_workflow.py",

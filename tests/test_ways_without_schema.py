@@ -39,6 +39,7 @@ async def test_a_database_without_the_schema_is_told_of_with_the_remedy(empty_da
         for attempt in (
             lambda: way.enqueue(ride, Ride(transport="a"), origin=ORIGIN),
             lambda: way.enqueue_many(ride, [Ride(transport="a")], origin=ORIGIN),
+            lambda: way.withdraw(ride, 1),
             lambda: way.publish(outbox, "etas", key="a", value=b"x"),
             lambda: way.publish_many(outbox, "etas", [("a", b"x")]),
         ):
@@ -61,6 +62,7 @@ async def test_a_schema_of_an_earlier_release_is_told_of(
         for error, attempt in (
             (SchemaTooOld, lambda: way.enqueue(at_home, Ride(transport="a"))),
             (SchemaTooOld, lambda: way.enqueue(ride, Ride(transport="a"), origin=ORIGIN, unique_key="a")),
+            (SchemaTooOld, lambda: way.withdraw(ride, unique_key="a")),
             (SchemaMissing, lambda: way.publish(outbox, "etas", key="a", value=b"x")),
         ):
             await way.begin()

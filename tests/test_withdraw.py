@@ -20,6 +20,7 @@ from sidings.kafka import partition_for
 from sidings.schema import load_sql, migrate
 from tenacity import wait_fixed
 
+from .guide import block
 from .guide import run as guide
 from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, fetch, history, jobs_left, running, value
 from .ways import WAYS, opened
@@ -107,6 +108,7 @@ async def test_what_is_refused_leaves_the_transaction_usable(database: str, name
             ((2**63,), {}, "is no job's id"),
             ((), {"unique_key": 7}, "unique_key=7 is no text"),
             ((), {"unique_key": "a\0"}, "unique_key='a"),
+            ((), {"unique_key": ""}, "unique_key is empty: give the one that the job was enqueued with"),
         ):
             with pytest.raises(EnqueueError, match=told):
                 await way.withdraw(ride, *args, **options)
@@ -406,6 +408,79 @@ async def test_a_transactional_job_withdraws_another_in_the_transaction_that_end
     assert [tuple(row) for row in rows] == [("retried", False), ("cancelled", True), ("succeeded", False)]
 
 
+# -- from SQL -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["job_id", "unique_key"])
+async def test_a_job_from_sql_is_withdrawn_by_sql_if_and_only_if_the_transaction_commits(database: str, by: str):
+    enqueue = "SELECT sidings.enqueue('ride', '{}', 't/0', delay => '1 hour', unique_key => 'k')"
+    async with connected(database) as connection:
+        id = await connection.fetchval(enqueue)
+        what = f"job_id => {id}" if by == "job_id" else "unique_key => 'k'"
+        for ending in ("ROLLBACK", "COMMIT"):
+            await connection.execute("BEGIN")
+            assert not await connection.fetchval(f"SELECT sidings.withdraw('other', {what})")
+            assert await connection.fetchval(f"SELECT sidings.withdraw('ride', {what})") is True
+            assert await connection.fetchval(f"SELECT sidings.withdraw('ride', {what})") is False
+            await connection.execute(ending)
+            assert await jobs_left(database) == (ending == "ROLLBACK")
+        [row] = await history(database, "job_id, outcome, error_class")
+        assert tuple(row) == (id, "cancelled", "Cancelled")
+        id = await connection.fetchval(enqueue)
+        assert await connection.fetchval("SELECT sidings.withdraw('ride', $1, history => false)", id)
+        at_once = await connection.fetchval("SELECT sidings.enqueue('ride', '{}', 't/0')")
+        assert not await connection.fetchval("SELECT sidings.withdraw('ride', $1)", at_once)
+    assert len(await history(database)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "hint"),
+    [
+        ("'', 1", "the job to be withdrawn has no type", "the name of its handler"),
+        ("NULL, 1", "the job to be withdrawn has no type", "the name of its handler"),
+        ("'ride'", "of the job 'ride' to be withdrawn neither job_id nor unique_key is given", "one of them"),
+        ("'ride', NULL", "of the job 'ride' to be withdrawn neither job_id nor unique_key is given", "one of them"),
+        ("'ride', 1, 'k'", "of the job 'ride' to be withdrawn both job_id and unique_key are given", "one of them"),
+        ("'ride', unique_key => ''", "the unique_key of the job 'ride' is empty", "that it was enqueued with"),
+        ("'ride', 1, history => NULL", "history is NULL for the job 'ride'", "if its type has history=False"),
+    ],
+)
+async def test_what_sql_cannot_withdraw_is_refused_with_a_hint_and_spoils_no_more_than_its_savepoint(
+    database: str, arguments: str, told: str, hint: str
+):
+    ride = declare()
+    [id] = await enqueue(database, ride, [Ride()], delay=HOUR)
+    async with connected(database) as connection, connection.transaction():
+        with pytest.raises(asyncpg.InvalidParameterValueError) as caught:
+            async with connection.transaction():  # a savepoint
+                await connection.execute(f"SELECT sidings.withdraw({arguments})")
+        assert caught.value.message == told
+        assert hint in str(caught.value.hint)
+        assert await connection.fetchval("SELECT sidings.withdraw('ride', $1)", id)
+    assert await jobs_left(database) == 0
+
+
+async def test_a_function_of_the_owner_withdraws_for_a_role_that_may_do_nothing_else(database: str):
+    ride, role = declare(), f"app_{token_hex(6)}"
+    async with connected(database) as connection:
+        async with connection.transaction():
+            await ride.enqueue(connection, Ride(), origin=ORIGIN, delay=HOUR, unique_key="k")
+        await connection.execute(
+            f"""CREATE FUNCTION forget_ride(key text) RETURNS boolean
+                LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+                AS $$ SELECT sidings.withdraw('ride', unique_key => key) $$;
+                CREATE ROLE {role}; GRANT USAGE ON SCHEMA sidings TO {role}"""
+        )
+        try:
+            await connection.execute(f"SET SESSION AUTHORIZATION {role}")
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.execute("SELECT sidings.withdraw('ride', unique_key => 'k')")
+            assert await connection.fetchval("SELECT forget_ride('k')")
+        finally:
+            await connection.execute(f"RESET SESSION AUTHORIZATION; DROP OWNED BY {role}; DROP ROLE {role}")
+    assert [row["outcome"] for row in await history(database)] == ["cancelled"]
+
+
 # -- the guide ----------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +505,14 @@ async def test_the_reminder_of_the_guide_is_put_off_and_dropped(database: str):
         assert [row["run_at"] for row in await connection.fetch(left)] == [until]
         await called(names["paid"](connection, "o-1"), names["put_off"](connection, "o-1", until))
         assert await connection.fetch(left) == []
+
+
+async def test_the_statement_of_the_guide_withdraws(database: str):
+    remind = declare(name="remind")
+    async with connected(database) as connection, connection.transaction():
+        await remind.enqueue(connection, Ride(), origin=ORIGIN, delay=HOUR, unique_key="o-1")
+    assert await value(database, block(PAGE, "Taking a delayed job back from SQL", "sql")) is True
+    assert await jobs_left(database) == 0
 
 
 async def test_the_rights_to_enqueue_and_those_that_the_guide_adds_are_enough_to_withdraw(database: str):
