@@ -31,11 +31,20 @@ WITH me AS MATERIALIZED (
 ), other AS MATERIALIZED (
     SELECT o.*, me.sent FROM me, jsonb_to_recordset($10::jsonb)
         AS o (id bigint, attempt int, epoch bigint, action text, outcome text, started float8, finished float8, due float8, delay float8,
-              failed int, inconclusive boolean, reason text, error_class text, error_message text, error_fingerprint text)
+              failed int, inconclusive boolean, reason text, follow_up jsonb, error_class text, error_message text, error_fingerprint text)
 ), gone AS (
     DELETE FROM sidings.job j USING other o
     WHERE o.action = 'end' AND j.id = o.id AND j.attempt = o.attempt
-    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, true AS keep
+    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, o.follow_up, true AS keep
+), followed AS (   -- by a new job at the end of its group, in the same origin. A cycle that has none is sent without this part
+                   -- (docs/decisions/0030-follow-ups.md)
+    INSERT INTO sidings.job (type, origin, "group", priority, policy, headers, payload)
+    SELECT g.follow_up ->> 'type', g.origin, CASE WHEN (g.follow_up -> 'grouped')::boolean THEN g."group" END, g.priority,
+           (g.follow_up -> 'policy')::smallint,
+           coalesce(g.headers, '{}') || jsonb_build_object(
+               'sidings-error', left(concat_ws(': ', g.error_class, g.error_message), 1000), 'sidings-job-id', g.id::text),
+           g.payload
+    FROM gone g WHERE g.follow_up IS NOT NULL
 ), again AS (   -- a job that is in no group's order is delayed: promoted when due. 'block': its group waits for a person
     UPDATE sidings.job j
     SET attempt = j.attempt + 1, failures = j.failures + o.failed,
@@ -47,14 +56,14 @@ WITH me AS MATERIALIZED (
         position = CASE WHEN j."group" IS NULL OR j.policy = 2 THEN NULL ELSE j.position END
     FROM other o
     WHERE o.action IN ('again', 'block') AND j.id = o.id AND j.attempt = o.attempt
-    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
+    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, o.follow_up, false AS keep
 ), held AS (
     UPDATE sidings.job j
     SET attempt = j.attempt + 1, held = o.reason, position = NULL, losses = 0,
         error = left(concat_ws(': ', o.error_class, o.error_message), 1000)
     FROM other o
     WHERE o.action = 'hold' AND j.id = o.id AND j.attempt = o.attempt
-    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
+    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, o.follow_up, false AS keep
 ), unsuccessful AS (
     SELECT * FROM gone UNION ALL SELECT * FROM again UNION ALL SELECT * FROM held
 ), history AS (

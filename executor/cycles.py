@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import SUCCEEDED, Again, Committed, Hold, Registry
+from ..jobs import SUCCEEDED, Again, Committed, End, Hold, Registry
 from ..legible import told
 from ..outage import Outage
 from ..schema import int_array, load_sql
@@ -31,7 +31,7 @@ from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link, refuses_writes, rest_after
 from .metrics import ExecutorMetrics
 from .queues import NOTHING_PAUSED, Entry
-from .recording import cycle_arguments, plain
+from .recording import cycle_arguments, follows, plain, without_follow_ups
 from .scheduler import Scheduler
 from .standing import Standing
 from .workers import Workers, runs_alone
@@ -61,7 +61,8 @@ class CycleLoop:
     links: one for each cycle that may be in flight at once.
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
     on_replaced: the server has been replaced by another one, which may have lost commits; forget all that was read.
-    on_read: the reader should read what a person has changed, what was put back, or what a cycle was to read.
+    on_read: the reader should read what a person has changed, what was put back, what a cycle was to read, or what
+    follows a job that was given up.
     on_forgotten: all that waits is to be read anew.
     on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read if
     there is more.
@@ -96,7 +97,8 @@ class CycleLoop:
         self._on_read = on_read
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
-        self._sql = load_sql(__package__, "cycle", schema)
+        self._following_sql = load_sql(__package__, "cycle", schema)
+        self._sql = without_follow_ups(self._following_sql)
         self._name_sql = load_sql(__package__, "name", schema)
         self._name_and_read_sql = load_sql(__package__, "name_and_read", schema)
         self._cycle = 0
@@ -351,7 +353,8 @@ class CycleLoop:
 
     def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
         if batch.finished:
-            return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
+            recorded = self._arguments(batch, number, sent)
+            return link.fetchrow(self._following_sql if follows(recorded) else self._sql, *recorded)
         named = int_array([*self._named, *batch.early])
         arguments = self.executor_id, number, self.standing.fence, named, batch.timeline
         return (
@@ -565,6 +568,8 @@ class CycleLoop:
                 scheduler.again(entry, inf if heard else time)
             else:
                 scheduler.ended(entry, time)
+                if isinstance(outcome, End) and outcome.follow_up is not None:
+                    self._on_read()  # it is there already
 
     def _start(self, start: list[Entry]) -> None:
         held, queues, time = self._scheduler.origins, {entry.origin for entry in start}, now()

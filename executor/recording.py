@@ -1,6 +1,7 @@
 """Outcomes as the arguments of ``cycle.sql``."""
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, cast
@@ -11,7 +12,9 @@ from ..schema import int_array
 from .attempts import Finished
 from .queues import Entry
 
-__all__ = ["cycle_arguments", "plain", "unless_gone"]
+__all__ = ["cycle_arguments", "follows", "plain", "unless_gone", "without_follow_ups"]
+
+_FOLLOWED = re.compile(r"\), followed AS \(.*?\n(?=\), again AS \()", re.DOTALL)
 
 
 def cycle_arguments(
@@ -48,6 +51,17 @@ def cycle_arguments(
     )
 
 
+def follows(arguments: tuple[object, ...]) -> bool:
+    """Whether a cycle with these arguments has a job to store that follows another one."""
+    return '"follow_up"' in cast(str, arguments[9])  # or a text says so
+
+
+def without_follow_ups(cycle: str) -> str:
+    """``cycle.sql`` for a cycle that has none: setting up the part that stores them costs it 7 µs
+    (docs/decisions/0030-follow-ups.md)."""
+    return _FOLLOWED.sub("", cycle)
+
+
 def _columns(finished: list[Finished]) -> tuple[tuple[Entry, ...], tuple[float, ...], tuple[float, ...]]:
     """Their entries, starts and ends."""
     if not finished:
@@ -80,8 +94,14 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
         record["error_message"] = outcome.error.text
         record["error_fingerprint"] = outcome.error.fingerprint
     match outcome:
-        case End():
+        case End(follow_up=follow_up):
             record["action"] = "end"
+            if follow_up is not None:
+                record["follow_up"] = {
+                    "type": follow_up.name,
+                    "policy": follow_up.policy,
+                    "grouped": follow_up.grouped,
+                }
         case Again():
             record["action"] = "again"
             record["delay"] = float(outcome.delay)
@@ -100,7 +120,7 @@ def plain(f: Finished) -> Finished:
     entry, outcome, started, ended = f
     match outcome:
         case End(name):
-            outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
+            outcome = replace(outcome, error=None if name is OutcomeName.SUCCEEDED else error)
         case Again():
             outcome = replace(outcome, error=error)
         case Committed():

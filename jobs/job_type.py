@@ -95,6 +95,7 @@ class JobType(Generic[P]):
         self.grouped = group is not None
         self._destination = destination
         self._group = group
+        self._payload = payload
         self._group_value = _group_value(group, payload)
         self._payloads = Payloads[P](name, payload)
         self.load = self._payloads.load  # a call for each job that runs
@@ -114,6 +115,8 @@ class JobType(Generic[P]):
             raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")
         if retry.on_exhausted == "block" and (group is None or self.policy == Policy.PARALLEL):
             raise ConfigurationError(f"{name}: on_exhausted='block' needs group=, and a policy that keeps its order")
+        if retry.follow_up is not None:
+            self._check_follow_up(cast(JobType[Any], retry.follow_up))
         if batch is not None:
             _check_batch(name, batch, transactional, retry)
         whole = type(concurrency) is int
@@ -435,6 +438,27 @@ class JobType(Generic[P]):
                 "stands alone"
             )
         return group
+
+    def _check_follow_up(self, other: "JobType[Any]") -> None:
+        """It gets payload, origin and group of a job of this type as they are stored."""
+        what, its, ours = f"{self.name}: on_exhausted={other.name}", other._payload, self._payload
+        if other.periodic is not None:
+            raise ConfigurationError(f"{what} has a schedule, which makes its jobs: give one declared with job()")
+        if its not in (ours, Any, object):
+            raise ConfigurationError(
+                f"{what} takes another payload, {getattr(its, '__name__', its)}, than what it would get, "
+                f"{getattr(ours, '__name__', ours)}: declare both with the same, or {other.name} with Job[Any]"
+            )
+        if other.grouped and not self.grouped:
+            raise ConfigurationError(
+                f"{what} has groups, and {self.name} has none that it could stand in: leave group= out there, or give "
+                "it here as well"
+            )
+        if other.home not in (None, self.home):
+            raise ConfigurationError(
+                f"{what} has home={other.home!r}, but follows a job in that one's origin: give {self.name} the same "
+                "home=, or leave it out there"
+            )
 
     def _check_group(self, payload: Any) -> None:
         fields = getattr(payload, "model_fields", None)

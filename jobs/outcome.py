@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import TracebackType
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 __all__ = [
     "MAX_DELAY_SECONDS",
@@ -15,6 +15,7 @@ __all__ = [
     "Committed",
     "End",
     "ErrorInfo",
+    "FollowUp",
     "Hold",
     "Outcome",
     "OutcomeName",
@@ -146,12 +147,22 @@ def _storable(text: str) -> str:
     return storable(text, _MESSAGE_CHARACTERS)[:_MESSAGE_CHARACTERS]
 
 
+@runtime_checkable
+class FollowUp(Protocol):
+    """What a cycle has to know of the `JobType` whose job follows one that is given up."""
+
+    name: str
+    policy: int
+    grouped: bool
+
+
 @dataclass(frozen=True, slots=True)
 class End:
-    """The job is over and leaves the table."""
+    """The job is over and leaves the table. follow_up: of this type a job is stored with its payload, at once."""
 
     name: OutcomeName
     error: ErrorInfo | None = None
+    follow_up: FollowUp | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
 from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, SidingsError
-from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, Hold, Outcome, OutcomeName, place_of
+from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, FollowUp, Hold, Outcome, OutcomeName, place_of
 
 __all__ = ["Discard", "Retry", "RetryAfter", "Snooze", "asked_seconds", "leaves_of", "that_counts"]
 
@@ -97,6 +97,8 @@ class Retry:
             exception. Of an exception group, as that of a task group, it is asked about the errors in it.
         on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload). ``"hold"`` keeps it for a
             person while its group goes on. ``"block"`` keeps it at the head of its group, which waits for a person.
+            A job type, declared before: as "skip", and a job of that type with the same payload follows
+            (docs/policies.md).
 
     Raises:
         ConfigurationError: An argument is not such an object (a class is not one), or is, or asks, a coroutine
@@ -107,7 +109,7 @@ class Retry:
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
     stop: stop_base = stop_never
     retry: retry_base = field(default_factory=lambda: retry_if_exception_type(Exception))
-    on_exhausted: Literal["skip", "block", "hold"] = "skip"
+    on_exhausted: Literal["skip", "block", "hold"] | FollowUp = "skip"
 
     @staticmethod
     def given(value: object, what: str) -> "Retry | None":
@@ -134,8 +136,11 @@ class Retry:
                 f"Retry(retry=...): {repeating} repeats what succeeds, whatever it returned: give "
                 "retry_if_not_exception_type(...), or retry_if_exception(lambda e: ...)"
             )
-        if self.on_exhausted not in ("skip", "block", "hold"):
-            raise ConfigurationError(f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip', 'block' or 'hold'")
+        if self.follow_up is None and self.on_exhausted not in ("skip", "block", "hold"):
+            raise ConfigurationError(
+                f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip', 'block' or 'hold', or a job type, which "
+                "@service.job() makes of its handler"
+            )
 
     @staticmethod
     def after(seconds: float, reason: str = "") -> RetryAfter:
@@ -146,6 +151,11 @@ class Retry:
         The policy's `wait` does not count then; its `stop` does.
         """
         return RetryAfter(seconds, reason)
+
+    @property
+    def follow_up(self) -> FollowUp | None:
+        """The job type in `on_exhausted`; None where a word stands there."""
+        return self.on_exhausted if isinstance(self.on_exhausted, FollowUp) else None
 
     @property
     def judges_results(self) -> bool:
@@ -208,9 +218,9 @@ class Retry:
         return min(max(delay, 0.0), MAX_DELAY_SECONDS)
 
     def _exhausted(self, reason: str, info: ErrorInfo) -> Outcome:
-        if self.on_exhausted == "skip":
-            return End(OutcomeName.DISCARDED, info)
-        return Hold(reason, info, blocks=self.on_exhausted == "block")
+        if self.on_exhausted in ("hold", "block"):
+            return Hold(reason, info, blocks=self.on_exhausted == "block")
+        return End(OutcomeName.DISCARDED, info, self.follow_up)
 
 
 def that_counts(error: BaseException) -> BaseException:

@@ -23,6 +23,7 @@ class StatelessSubscription(Subscription[T]):
     arguments = 1
     form = "`async def on_x(message: Message[X]) -> None`: with stateless=True there is no transaction"
     exhausted = "with stateless=True: leave it out, and a message that is given up goes to the topic dead_letter"
+    followed = "and a message that is given up goes to the topic dead_letter"
 
     def __init__(
         self,

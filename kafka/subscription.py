@@ -44,6 +44,7 @@ class Subscription(Generic[T]):
         "without isolate=True: leave it out, and a message that is given up is parked, and tried on in its key's "
         "order, or give isolate=True and 'hold' to have it wait for a person"
     )
+    followed = "and let the handler enqueue a job whose type has it in its retry="
 
     def __init__(
         self,
@@ -108,6 +109,11 @@ class Subscription(Generic[T]):
                 f"{self.topic}: retry=Retry(retry=...) with retry_if_result, or a strategy of your own: nothing judges "
                 "what the handler of a message returns: raise an error in it, and give retry_if_exception(...), or for "
                 "your own, asked about errors only, retry_all(retry_if_exception_type(Exception), own)"
+            )
+        if retry.follow_up is not None:
+            raise ConfigurationError(
+                f"{self.topic}: on_exhausted={retry.follow_up.name}: a job follows only a job, and this is a message: "
+                f"leave it out, {self.followed}"
             )
         if retry.on_exhausted != "skip" and not self.isolate:
             raise ConfigurationError(f"{self.topic}: on_exhausted={retry.on_exhausted!r} {self.exhausted}")

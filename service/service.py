@@ -225,8 +225,8 @@ class Service:
                 later, and nothing of its partition passes it.
             retry: For a failing message before it is parked. Default: 5 attempts, 0.2 s to 1.8 s apart. With `isolate`,
                 for its job; default: for ever. A parked message is tried for ever, as jobs are by default. Nothing
-                judges what the handler returns: a `retry_if_result` is refused. So are ``on_exhausted="block"``,
-                and without `isolate` ``"hold"``.
+                judges what the handler returns: a `retry_if_result` is refused. So are a job type and ``"block"`` in
+                ``on_exhausted=``, and without `isolate` ``"hold"``.
             isolate: Store each message as a job of its key's group, and run the handler from there.
             start: Where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
                 offset in Kafka, else earliest, with a warning in the log), or ``"fail"``, which ends the service with

@@ -985,6 +985,9 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
 
     async def untyped(message, tx) -> None: ...
 
+    @service.job()
+    async def refund(job: Job[Number]) -> None: ...
+
     for handler, options, text in [
         (plain, {}, "must be `async def`"),
         (lone, {}, "must take a message and a transaction"),
@@ -1001,6 +1004,8 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
         (good, {"isolate": True, "retry": Retry(on_exhausted="block")}, "with isolate=True: leave stop= out"),
         (good, {"retry": Retry(on_exhausted="block")}, "='block' without isolate=True: leave it out"),
         (good, {"retry": Retry(on_exhausted="hold")}, "='hold' without .*, or give isolate=True and 'hold'"),
+        (good, {"retry": Retry(on_exhausted=refund)}, "on_exhausted=refund: a job follows only a job, .* leave it out"),
+        (good, {"isolate": True, "retry": Retry(on_exhausted=refund)}, "let the handler enqueue a job whose type has"),
         (good, {"stateless": "no"}, "stateless='no': give True or False"),
         (good, {"decoder": "json"}, "decoder='json': give a plain function"),
         (good, {"decoder": lone}, "give a plain function, which is called with the message"),

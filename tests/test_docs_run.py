@@ -116,6 +116,7 @@ RUN_BY = {
         "Many jobs in one call": "test_policies_guide.py",
         "No more calls at once than another system takes": "test_policies_guide.py",
         "When a job has used up its attempts": "test_policies_guide.py",
+        "Another job follows": "test_policies_guide.py",
     },
     "docs/testing.md": {
         "": "test_testing.py",

@@ -1,8 +1,10 @@
 """The examples of docs/policies.md do what the page says."""
 
 from datetime import timedelta
+from typing import Any
 
-from sidings.jobs import Transaction
+from sidings.jobs import Job, Transaction
+from sidings.testing import drain
 
 from .guide import run as guide
 from .support import ORIGIN, connected, drained, enqueue, eventually, fetch, history, jobs_left, running, value
@@ -56,3 +58,18 @@ async def test_the_types_of_the_guide_that_give_up_are_declared_so(database: str
     [job] = await enqueue(database, names["invoice"], [names["Position"](transport_id="t")], origin=ORIGIN)
     async with running(database, names["jobs"]):
         await eventually(lambda: value(database, "SELECT count(*) = 0 FROM sidings.job WHERE id = $1", job))
+
+
+async def test_the_delivery_of_the_guide_that_gives_up_is_followed_by_a_refund(database: str):
+    names = guide(PAGE, "", "Another job follows")
+    refund, deliver = names["refund"], names["deliver"]
+    assert deliver.retry.follow_up is refund
+
+    async def fail(job: Job[Any]) -> None:
+        raise ConnectionError("the courier does not answer")
+
+    deliver.handler = fail
+    await enqueue(database, deliver, [names["Order"](order_id="o-1", cents=5)])
+    attempts = await drain(database, names["jobs"], until=3_600)
+    assert [attempt.type for attempt in attempts] == ["deliver"] * 5 + ["refund"]
+    assert attempts[-1].payload == names["Order"](order_id="o-1", cents=5)

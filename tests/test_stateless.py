@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry
 from sidings import (
     ConfigurationError,
     Discard,
+    Job,
     KafkaSettings,
     Message,
     OffsetUnknown,
+    Registry,
     Retry,
     Service,
     Snooze,
@@ -612,6 +614,9 @@ async def test_offsets_that_are_reset_while_an_instance_hangs_are_not_overwritte
 def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
     service = a_service(sidings_kafka)
 
+    @Registry().job()
+    async def refund(job: Job[Number]) -> None: ...
+
     async def fine(message: Message[Number]) -> None: ...
     async def with_tx(message: Message[Number], tx: Any) -> None: ...
     async def bare(message) -> None: ...
@@ -627,6 +632,7 @@ def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
         (fine, {"dead_letter": "d", "isolate": True}, "excludes"),
         (fine, {"dead_letter": "d", "retry": Retry(on_exhausted="hold")}, "='hold' with stateless=True: leave it out"),
         (fine, {"dead_letter": "d", "retry": Retry(on_exhausted="block")}, "given up goes to the topic dead_letter"),
+        (fine, {"dead_letter": "d", "retry": Retry(on_exhausted=refund)}, "given up goes to the topic dead_letter"),
         (with_tx, {"dead_letter": "d"}, "no transaction"),
         (plain, {"dead_letter": "d"}, "async def"),
         (bare, {"dead_letter": "d"}, "annotate the handler's first parameter as Message"),
