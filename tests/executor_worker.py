@@ -37,11 +37,12 @@ MOODS_TX = MOODS | {
     "40001": 2, "40P01": 2, "23514": 2, "late 40001": 3, "late 40P01": 2, "late 23514": 3, "late gone": 2, "gone": 2,
     "slow statement": 2, "late sleep": 2, "caught": 2, "lent": 2, "left": 1, "tangle": 10, "57014": 1,
 }  # fmt: skip
+FOLLOWED = ("owes", "owes_tx", "owes_lists")
 OF_SERIAL = ("step", "holds", "blocks", "skips", "judged", "transfer", "thread", "lists", "timed", "judged_tx",
-             "thread_lists")  # fmt: skip
+             "thread_lists", *FOLLOWED * 2)  # fmt: skip
 OF_LATEST = ("newest", "newest_tx", "newest_lists", "newest_blocks")
 OF_PARALLEL = ("loose", "loose_lists")
-TRANSACTIONAL = ("transfer", "newest_tx", "judged_tx")
+TRANSACTIONAL = ("transfer", "newest_tx", "judged_tx", "owes_tx")
 GROUPS = [f"g{n}" for n in range(4)]
 
 
@@ -254,6 +255,11 @@ def registry_of(journal: Any, executor_id: Callable[[], object] = lambda: "") ->
     add("holds", plain, retry=Retry(wait=WAIT, stop=twice, on_exhausted="hold"))
     add("blocks", plain, retry=Retry(wait=WAIT, stop=twice, on_exhausted="block"))
     add("skips", plain, retry=Retry(wait=WAIT, stop=twice))
+    add("owed", plain)
+    owes = Retry(stop=stop_after_attempt(1), on_exhausted=jobs["owed"])
+    add("owes", plain, retry=owes)
+    add("owes_tx", transfer, transactional=True, retry=owes)
+    add("owes_lists", lists, batch=BATCH, retry=owes)
     add("timed", plain, timeout=0.15)
     add("judged", judged, retry=Retry(
         wait=WAIT, stop=stop_after_attempt(4),

@@ -27,6 +27,7 @@ from sidings.jobs.admin import Admin
 
 from .executor_worker import (
     BATCH,
+    FOLLOWED,
     GROUPS,
     LOCK,
     OF_LATEST,
@@ -47,21 +48,21 @@ LEASE = 2.0
 STILL = 60.0  # seconds in which nothing moves
 ENOUGH = 200  # jobs that are due, before less comes in
 TERMINAL = ("succeeded", "discarded", "cancelled", "superseded")
-NEVER_GIVES_UP = ("step", "lists", "thread", "timed", "transfer", "newest", "loose")
+NEVER_GIVES_UP = ("step", "lists", "thread", "timed", "transfer", "newest", "loose", "owed")
 TABLES = """
     CREATE TABLE entity (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
     CREATE TABLE person (id int PRIMARY KEY, n int NOT NULL);
     INSERT INTO person SELECT i, 0 FROM generate_series(0, 11) i;
     CREATE TABLE at_commit (what text);
     CREATE TABLE event (seq bigserial, kind text, job bigint, type text, origin text, "group" text, policy int,
-                        position bigint, attempt int, at timestamptz, xid xid8);
+                        position bigint, attempt int, at timestamptz, xid xid8, after bigint);
     CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
         j sidings.job := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
     BEGIN
-        INSERT INTO public.event (kind, job, type, origin, "group", policy, position, attempt, at, xid)
+        INSERT INTO public.event (kind, job, type, origin, "group", policy, position, attempt, at, xid, after)
         VALUES (TG_OP, j.id, j.type, j.origin, j."group", j.policy, j.position, j.attempt, clock_timestamp(),
-                pg_current_xact_id());
+                pg_current_xact_id(), (j.headers ->> 'sidings-job-id')::bigint);
         RETURN NULL;
     END $$;
     CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON sidings.job FOR EACH ROW EXECUTE FUNCTION noted();
@@ -379,6 +380,7 @@ class Proof:
         self.starts = [record for record in records if record["event"] == "start"]
         self.runs = runs_of(records)
         self.jobs: dict[int, Story] = {}
+        self.followed = 0
         self._cut_at_pauses(records)
         self._tell(events, history)
         self._each_ended_once()
@@ -388,9 +390,10 @@ class Proof:
         self._all_in_order()
         self._the_newest_is_left()
         self._lists_were_short()
+        self._what_gave_up_was_followed_once()
         self._effects_happened_once(effects)
         outcomes = Counter(row["outcome"] for row in history)
-        print(f"{len(self.jobs)} jobs, {len(self.runs)} runs, {dict(outcomes)}")
+        print(f"{len(self.jobs)} jobs, {len(self.runs)} runs, {dict(outcomes)}, {self.followed} were followed")
 
     def _cut_at_pauses(self, records: list[dict[str, Any]]) -> None:
         """A line of the journal may be written after a pause that its time is before."""
@@ -455,7 +458,7 @@ class Proof:
                     (outcome == "succeeded" and not done)
                     or (outcome == "superseded" and runs)
                     or (outcome in ("retried", "held", "snoozed") and done and kind not in TRANSACTIONAL)
-                    or (outcome == "discarded" and done and not by_person)
+                    or (outcome == "discarded" and done and not by_person and kind not in TRANSACTIONAL)
                     or (outcome == "cancelled" and not by_person)
                     or (outcome == "discarded" and not by_person and kind in NEVER_GIVES_UP
                         and not row["error_class"].endswith("Discard"))
@@ -521,6 +524,28 @@ class Proof:
         for start in self.starts:
             if start["size"] > BATCH or (start["size"] > 1 and start["failures"]):
                 self.wrong.append(f"a list: {start}")
+
+    def _what_gave_up_was_followed_once(self) -> None:
+        """In the transaction that ended it, at the end of its group; and what else has ended was not followed."""
+        after = Counter(story.new["after"] for story in self.jobs.values() if story.new["type"] == "owed")
+        for id, story in self.jobs.items():
+            end = story.rows[-1] if story.rows else None
+            gave_up = (
+                story.new["type"] in FOLLOWED
+                and end is not None
+                and end["outcome"] == "discarded"
+                and not (end["error_message"] or "").startswith("by test")
+                and not end["error_class"].endswith("Discard")
+            )
+            self.followed += gave_up
+            if after[id] != gave_up:
+                self.wrong.append(f"job {id} ({story.new['type']}) was followed by {after[id]}: {end and dict(end)}")
+            former = self.jobs.get(story.new["after"])
+            if former is not None and (
+                [story.new[name] for name in ("xid", "origin", "group")]
+                != [former.gone and former.gone[name] for name in ("xid", "origin", "group")]
+            ):
+                self.wrong.append(f"job {id} follows another in another place: {dict(story.new)}, {former.gone}")
 
     def _effects_happened_once(self, effects: list[tuple[int, int]]) -> None:
         wanted = Counter(
