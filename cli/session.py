@@ -135,11 +135,9 @@ def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings"
         raise ConfigurationError("--postgres: this is no DSN: give postgresql://user:password@host:port/database")
     name = valid_schema_name("sidings" if schema is None else schema)
     if any(variable.upper().startswith("SIDINGS_POSTGRES_") for variable in os.environ):
-        from ..kafka.environment import environment
+        from ..kafka.environment import postgres_of
 
-        given = environment(without=("kafka", "executor")).get("postgres")
-        if isinstance(given, PostgresSettings) and given.dsn == dsn:
-            return given.model_copy(update={"schema_name": name})
+        return postgres_of(dsn, name)
     return PostgresSettings(dsn=dsn, schema_name=name)
 
 

@@ -135,7 +135,7 @@ async def _connect(
         if "startup parameter" in str(error) and not settings.pgbouncer:  # it would refuse them for ever
             raise ConfigurationError(
                 f"the DSN leads to PgBouncer ({error}): give postgres=PostgresSettings(dsn=..., pgbouncer=True), "
-                "or set SIDINGS_POSTGRES_PGBOUNCER=true for Service.from_env"
+                "or set SIDINGS_POSTGRES_PGBOUNCER=true, which Service.from_env and the commands read"
             ) from error
         raise _unreached(settings, error) from error
     except (*BROKEN, RuntimeError) as error:  # a host is looked up in a thread, and there may be none left for it

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
 from .settings import KafkaSettings
 
-__all__ = ["ARGUMENTS", "environment", "told_by_variables", "warn_of_no_effect"]
+__all__ = ["ARGUMENTS", "environment", "postgres_of", "told_by_variables", "warn_of_no_effect"]
 
 log = logging.getLogger("sidings.service")
 
@@ -95,6 +95,16 @@ def environment(without: Collection[str] = ()) -> dict[str, Any]:
     return given
 
 
+def postgres_of(dsn: str, schema: str) -> PostgresSettings:
+    """The settings of a database that a command was given: those of the environment, which are of the way there. Not so
+    the password: it is for the server that SIDINGS_POSTGRES names, and no other is told it. Raises
+    `ConfigurationError`."""
+    given = _filled(_Postgres, SIDINGS_POSTGRES=dsn, SIDINGS_SCHEMA=schema)
+    _warn_of_typos()
+    its_own = dsn == os.environ.get("SIDINGS_POSTGRES")
+    return given if its_own else given.model_copy(update={"password": None})
+
+
 @contextmanager
 def told_by_variables(variables: Mapping[str, str]) -> Generator[None]:
     """Put the variables in front of a `ConfigurationError` that names fields or arguments. variables: by these."""
@@ -108,11 +118,11 @@ def told_by_variables(variables: Mapping[str, str]) -> Generator[None]:
         raise ConfigurationError(f"environment: {', '.join(meant)}: {text}") from None
 
 
-def _filled(settings: type[_Filled]) -> BaseSettings:
+def _filled(settings: type[_Filled], **given: str) -> Any:
     variables = {field: settings.named(field) for field in settings.model_fields if field not in _IN_CODE}
     try:
         with told_by_variables({"schema": ARGUMENTS["schema"]} | variables):
-            return settings()
+            return settings(**given)
     except SettingsError as error:  # that it is no JSON is told before the model sees it, and only by the field
         field = str(error).partition('"')[2].partition('"')[0]
         raise ConfigurationError(f"environment: {settings.named(field)}: give JSON") from None

@@ -13,7 +13,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from sidings import PostgresSettings, PostgresUnavailable
+from sidings import ConfigurationError, PostgresSettings, PostgresUnavailable
 from sidings.cli.consumers import kafka_settings
 from sidings.cli.session import open_session, postgres_settings
 from sidings.cli.status import status
@@ -459,14 +459,23 @@ async def test_an_empty_schema_is_refused_and_one_of_the_environment_is_none(dat
     await cli(database, "pauses", SIDINGS_SCHEMA="")
 
 
-def test_the_settings_of_the_environment_are_those_of_the_database_that_it_names(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("named", ["postgresql://localhost/tracker", "postgresql://localhost/other", None])
+def test_the_settings_of_the_environment_are_those_of_any_database_but_the_password(
+    monkeypatch: pytest.MonkeyPatch, named: str | None
+):
+    """With --postgres none of them counted: behind PgBouncer the command asked for what had been set."""
     dsn = "postgresql://localhost/tracker"
-    monkeypatch.setenv("SIDINGS_POSTGRES", dsn)
-    monkeypatch.setenv("SIDINGS_POSTGRES_CALL_SECONDS", "3")
+    monkeypatch.setenv("SIDINGS_POSTGRES", named or "")
+    monkeypatch.setenv("SIDINGS_SCHEMA", "theirs")
+    for name, text in (("CALL_SECONDS", "3"), ("PGBOUNCER", "true"), ("PASSWORD", "secret")):
+        monkeypatch.setenv(f"SIDINGS_POSTGRES_{name}", text)
     found = postgres_settings(dsn, "own")
-    assert (found.dsn, found.schema_name, found.call_seconds) == (dsn, "own", 3)
-    other = postgres_settings(f"{dsn}x", None)
-    assert (other.dsn, other.schema_name, other.call_seconds) == (f"{dsn}x", "sidings", 10)
+    assert (found.dsn, found.schema_name, found.call_seconds, found.pgbouncer) == (dsn, "own", 3, True)
+    assert found.secret() == ("secret" if named == dsn else None), "another server is not told it"
+    assert postgres_settings(dsn, None).schema_name == "sidings"
+    monkeypatch.setenv("SIDINGS_POSTGRES_PGBOUNCER", "perhaps")
+    with pytest.raises(ConfigurationError, match=r"^environment: SIDINGS_POSTGRES_PGBOUNCER: "):
+        postgres_settings(dsn, None)
 
 
 def test_a_command_asks_for_no_settings_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch):

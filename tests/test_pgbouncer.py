@@ -24,6 +24,7 @@ from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.settings import KafkaSettings
 from tenacity import wait_fixed
 
+from .cli_support import cli, refused
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
 from .outbox_support import emptied, records
@@ -136,6 +137,15 @@ async def test_a_service_that_does_not_know_of_pgbouncer_is_told(bouncer: str) -
             pass
     async with Service("test", postgres=PostgresSettings(dsn=bouncer, pgbouncer=True), prometheus=CollectorRegistry()):
         pass
+
+
+async def test_a_command_goes_through_pgbouncer_whether_an_option_or_the_environment_names_it(bouncer: str) -> None:
+    """With --postgres it asked for the very variable that was set."""
+    await reachable(bouncer)
+    counts = ("jobs", "counts", "--postgres", bouncer)
+    assert "or set SIDINGS_POSTGRES_PGBOUNCER=true" in await refused(None, *counts, exit_code=2)
+    for named in (bouncer, "postgresql://127.0.0.1:1/other", None):
+        await cli(named, *counts, SIDINGS_POSTGRES_PGBOUNCER="true")
 
 
 @pytest.mark.parametrize("pgbouncer", [True, False])
