@@ -155,8 +155,8 @@ class Health:
         )
         yield gauge(
             "sidings_orphaned_origins",
-            "Origins where jobs wait and that nobody holds; of neighbours only the first counts; NaN: the last look "
-            "for them failed.",
+            "Origins that nobody holds, with jobs that wait or are held; of neighbours only the first counts; NaN: the "
+            "last look for them failed.",
             ["service"],
             {service: math.nan if (orphans := self.upkeep.orphans) is None else len(orphans)},
         )

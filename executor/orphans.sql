@@ -1,7 +1,8 @@
 -- The first origin between each two that are held, if jobs wait there for longer than $1 seconds: nobody runs them. So, too, the first one
--- where a delayed job has been due for as long, which nobody promotes.
--- Plan: a probe into job_scan for each gap, and into job_due, one more for each origin there whose delayed jobs are not due. What the
--- holders have deleted is not stepped over, as it lies in their origins.
+-- where a delayed job has been due for as long, which nobody promotes, and the first one that has a held job, enqueued before that: no
+-- executor counts it among those that wait for a person.
+-- Plan: a probe into job_scan and job_held for each gap, and into job_due, one more for each origin there whose delayed jobs are not due.
+-- What the holders have deleted is not stepped over, as it lies in their origins.
 WITH RECURSIVE held AS (
     SELECT o.origin FROM sidings.origin o
     WHERE o.owner IS NOT NULL AND o.lease_until >= clock_timestamp() AND o.origin NOT LIKE 'outbox/%'  -- those are relays'
@@ -21,6 +22,16 @@ WITH RECURSIVE held AS (
     FROM last l CROSS JOIN LATERAL (
         SELECT j.origin, j.enqueued_at FROM sidings.job j
         WHERE j.position IS NOT NULL AND j.origin > l.above ORDER BY j.origin, j.position LIMIT 1) f
+    UNION ALL
+    SELECT f.origin, f.enqueued_at
+    FROM gap g CROSS JOIN LATERAL (
+        SELECT j.origin, j.enqueued_at FROM sidings.job j
+        WHERE j.held IS NOT NULL AND j.origin > g.above AND j.origin < g.below ORDER BY j.origin LIMIT 1) f
+    UNION ALL
+    SELECT f.origin, f.enqueued_at
+    FROM last l CROSS JOIN LATERAL (
+        SELECT j.origin, j.enqueued_at FROM sidings.job j
+        WHERE j.held IS NOT NULL AND j.origin > l.above ORDER BY j.origin LIMIT 1) f
 ), between (below, origin, run_at) AS (
     SELECT g.below, f.origin, f.run_at
     FROM gap g CROSS JOIN LATERAL (

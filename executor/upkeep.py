@@ -165,7 +165,7 @@ class Upkeep:
         self._suspects = found
         if new := [origin for origin in orphans if origin not in (self.orphans or ())]:
             log.warning(
-                "nobody holds %s, where jobs wait: consume the topic, name it in topics=, or move the jobs "
+                "nobody holds %s, where jobs wait or are held: consume the topic, name it in topics=, or move the jobs "
                 "(docs/administration.md)",
                 ", ".join(new[:10]) + ("" if len(new) <= 10 else f" and {len(new) - 10} more"),
             )

@@ -361,10 +361,11 @@ async def test_what_waits_for_a_person_is_counted_by_its_indexes(filled: str):
 
 async def test_orphans_are_looked_for_by_a_probe_per_gap(filled: str):
     plans = await Plans.of(filled, "sidings.executor", "orphans", 60.0)
-    assert all({"job_scan", "job_due"} <= set(used) for used in plans.indexes().values())
+    assert all({"job_scan", "job_due", "job_held"} <= set(used) for used in plans.indexes().values())
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs(within_a_limit=True)
     plans.must_probe_by("job_scan", "origin")
+    plans.must_probe_by("job_held", "origin")
 
 
 async def test_locked_rows_are_looked_for_by_primary_key(filled: str):

@@ -424,7 +424,7 @@ async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: s
         await upkeep.look_for_orphans()
         assert upkeep.orphans == ["a/0", ORIGIN + "0"], "of two neighbours the first; z/0 is young"
         [told] = [record.message for record in caplog.records if "nobody holds" in record.message]
-        assert told.startswith(f"nobody holds a/0, {ORIGIN}0, where jobs wait: consume the topic")
+        assert told.startswith(f"nobody holds a/0, {ORIGIN}0, where jobs wait or are held: consume the topic")
         executor._upkeep.orphans = upkeep.orphans
         assert registry.get_sample_value("sidings_orphaned_origins", {"service": "test"}) == 2
         await connection.execute("DELETE FROM sidings.job WHERE origin <> $1", ORIGIN)
@@ -462,8 +462,23 @@ async def test_jobs_in_a_slot_of_the_outbox_are_orphans(database: str, admin: Ad
     await link.close()
 
 
-async def test_what_waits_for_its_time_or_for_a_person_makes_no_orphan_and_hides_none(database: str):
-    """However old it is. An origin whose holder has died is one."""
+async def test_held_jobs_make_an_orphan_where_nobody_holds_their_origin(database: str):
+    """No executor counts them any more: the alert on held jobs resolved, and no other came."""
+    link = Link(PostgresSettings(dsn=database))
+    orphans = load_sql("sidings.executor", "orphans", "sidings")
+    await a_holder(database, "b/0", "y/0")
+    await a_holder(database, "d/0", lease="-1 second")
+    old = {"enqueued_at": "now() - interval '100 s'"}
+    for origin in ("a/0", "b/0", "d/0", "e/0", "z/0"):
+        await a_job(database, "held", origin=origin, **old)
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/0", "d/0", "z/0"]
+    await a_job(database, origin="e/0", **old)
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/0", "d/0", "e/0", "z/0"]
+    await link.close()
+
+
+async def test_what_waits_for_its_time_makes_no_orphan_and_hides_none(database: str):
+    """However old it is; nor does a held job that has just come. An origin whose holder has died is one."""
     link = Link(PostgresSettings(dsn=database))
     orphans = load_sql("sidings.executor", "orphans", "sidings")
     old, later = {"enqueued_at": "now() - interval '100 s'"}, {"run_at": "now() + interval '1 hour'"}
@@ -471,7 +486,7 @@ async def test_what_waits_for_its_time_or_for_a_person_makes_no_orphan_and_hides
     await a_holder(database, "d/0", lease="-1 second")
     for origin in ("a/0", "c/0", "g/0"):
         await a_job(database, "delayed", origin=origin, **later, **old)
-        await a_job(database, "held", origin=origin, run_at="now() - interval '100 s'", **old)
+        await a_job(database, "held", origin=origin, run_at="now() - interval '100 s'")
     for origin in ("b/0", "d/0", "f/0"):
         await a_job(database, origin=origin, **old)
     assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["d/0"]
