@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from ...errors import Busy, ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
-from ...executor import Backoff, Link, PostgresSettings
+from ...executor import Backoff, Link, PostgresSettings, now
 from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
 from ...jobs.transaction import noted
@@ -29,6 +29,7 @@ __all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
 
 _POLL_SECONDS = 0.05
 _DECIDED_AT_ONCE = 5_000  # a relay parks millions, and one statement for all of them would take longer than it may
+_FEWER = 4  # so many times fewer are next, where even these took too long
 _MESSAGES = Storing(__package__ or "", "message", "publish")
 _ITS_OWN = "that the service runs in"
 
@@ -324,7 +325,8 @@ class Outbox:
     ) -> list[int]:
         """Send parked messages again, as new ones: behind all that waits, in the order that they had.
 
-        5,000 are one transaction: what was released stays so, whatever comes after.
+        5,000 are one transaction, fewer where they are so large that it takes too long: what was released stays so,
+        whatever comes after.
 
         Args:
             topic: Its messages; with `ids`, those of them. Give one of the two, or both.
@@ -337,7 +339,7 @@ class Outbox:
         Raises:
             Busy: Somebody else has one of the messages locked. Try again, or give the ids of others.
             InvalidMessage: Neither `topic` nor `ids` is given.
-            PostgresUnavailable: Postgres does not answer.
+            PostgresUnavailable: Postgres does not answer. As with `Busy`, the message says how many were done before.
             ConfigurationError: `actor` is empty.
         """
         return await self._decide("release", topic, ids, actor, reason)
@@ -363,17 +365,39 @@ class Outbox:
         if topic is None and ids is None:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
         who, found = _named(verb, actor), list[int]()
-        async for some in self._parked_ids(topic, ids):
-            try:
-                found += [row["id"] for row in await self._fetch(f"{verb}_parked", topic, some, who, reason)]
-            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
-                raise Busy(
-                    f"somebody else's transaction keeps a parked message locked; {len(found)} were done before: "
-                    "try again, or give the ids of others"
-                ) from error
-            if self._wake is not None:
-                self._wake()
+        try:
+            async for rows in self._decided(f"{verb}_parked", topic, ids, who, reason):
+                found += [row["id"] for row in rows]
+                if self._wake is not None:
+                    self._wake()
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+            raise Busy(
+                f"somebody else's transaction keeps a parked message locked; {len(found)} were done before: "
+                "try again, or give the ids of others"
+            ) from error
+        except PostgresUnavailable as error:
+            raise PostgresUnavailable(f"{error}; {len(found)} messages were done before: try again") from error
         return found
+
+    async def _decided(
+        self, query: str, topic: str | None, ids: Sequence[int] | None, who: str, reason: str | None
+    ) -> "AsyncGenerator[list[Record]]":
+        """What each statement has done. Of large messages fewer go at once, as many as it has the time for."""
+        most = _DECIDED_AT_ONCE
+        async for some in self._parked_ids(topic, ids):
+            while some:
+                part, began = some[:most], now()
+                try:
+                    rows = await self._fetch(query, topic, part, who, reason)
+                except PostgresUnavailable:
+                    if len(part) == 1 or now() - began < self._link.long_seconds:
+                        raise
+                    most = max(1, len(part) // _FEWER)
+                    continue
+                some = some[most:]
+                if now() - began < self._link.long_seconds / 2:
+                    most = min(2 * most, _DECIDED_AT_ONCE)
+                yield rows
 
     async def _parked_ids(self, topic: str | None, ids: Sequence[int] | None) -> AsyncGenerator[list[int]]:
         """Those that are meant, in their order, some at a time; not what is parked again meanwhile."""
