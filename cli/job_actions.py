@@ -9,8 +9,8 @@ import typer
 from ..errors import AdministrationError, Busy, ConfigurationError
 from .command import LAST_ID, Because, By, Limit, Yes, command, fail, once
 from .consent import ask
-from .filters import NAMES, a_state, check_group
-from .jobs import Group, Origin, Outcomes, Since, State, Type, app, ended_filter, print_ended, print_jobs
+from .filters import NAMES, a_state, check_group, outcome_names
+from .jobs import Group, Origin, Since, State, Type, app, ended_filter, print_ended, print_jobs
 from .output import counted, note
 from .session import Session
 
@@ -87,7 +87,14 @@ _action(
 async def requeue(
     session: Session,
     ids: Ids = None,
-    outcome: Outcomes = None,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--outcome",
+            help="cancelled, superseded; may be repeated. Default: discarded.",
+            autocompletion=outcome_names,
+        ),
+    ] = None,
     since: Since = "24h",
     type: Type = None,
     origin: Origin = None,
@@ -97,7 +104,10 @@ async def requeue(
     because: Because = None,
     yes: Yes = False,
 ) -> None:
-    """Bring back jobs that were discarded, cancelled or superseded, as new jobs at the end of their groups' order."""
+    """Bring back jobs that have ended without success, as new jobs at the end of their groups' order.
+
+    A filter takes those that were discarded; those that were cancelled or superseded only where --outcome says so.
+    """
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
     ends: dict[int, datetime] = {}
@@ -106,10 +116,11 @@ async def requeue(
             "jobs requeue --outcome succeeded: what succeeded leaves no payload: enqueue anew, or reset the consumer"
         )
     if not ids:
-        chosen = ended_filter(session, outcome, since)
+        chosen = ended_filter(session, outcome or ["discarded"], since)
         rows = await session.admin().requeueable(**chosen, type=type, origin=origin, limit=limit, force=force)
         if not rows:
-            fail(f"no job ended since {since} that fits and was neither requeued nor delivered again: nothing was done")
+            ended = f"no job was {' or '.join(chosen['outcomes'])} since {since}"
+            fail(f"{ended} that fits and was neither requeued nor delivered again: nothing was done")
         print_ended(session, rows)
         _say_limit(len(rows), limit, f" with --since {chosen['since'].isoformat(timespec='seconds')}")
         ends = {row.job_id: row.finished_at for row in rows}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Group",
     "Origin",
-    "Outcomes",
     "Since",
     "State",
     "Type",

@@ -264,7 +264,7 @@ class ExecutorWorld(Features):
 
     async def requeue(self, _: int) -> None:
         async def act(admin: Admin, _: asyncpg.Connection) -> None:
-            for job in (await admin.requeueable(limit=30))[: self.random.randint(1, 4)]:
+            for job in (await admin.requeueable(outcomes=TERMINAL[1:], limit=30))[: self.random.randint(1, 4)]:
                 await admin.requeue(job.job_id, finished_at=job.finished_at)
 
         await self.person(act)

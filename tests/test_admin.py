@@ -191,7 +191,7 @@ async def test_a_job_is_found_by_its_end_and_by_its_number_where_that_is_another
     first, second = await a_job(database), await a_job(database)
     await admin.cancel(first)
     await admin.cancel(second)
-    ended = {row.job_id: row.finished_at for row in await admin.requeueable()}
+    ended = {row.job_id: row.finished_at for row in await admin.requeueable(outcomes=["cancelled"])}
     async with connected(database) as connection:
         await connection.execute("CREATE TABLE later AS SELECT * FROM sidings.job_history")
         await connection.execute(
@@ -219,11 +219,12 @@ async def test_a_job_that_was_stored_without_a_payload_comes_back_as_others(data
     ids = [await a_job(database, payload="NULL") for _ in range(2)]
     await admin.cancel(ids[0])
     await admin.discard(ids[1])
-    assert [row.job_id for row in await admin.requeueable()] == ids
+    both = ["cancelled", "discarded"]
+    assert [row.job_id for row in await admin.requeueable(outcomes=both)] == ids
     for id in ids:
         assert (await admin.show(id)).payload == "null"
         assert ((await the_job(database, await admin.requeue(id))) or {})["payload"] == "null"
-    assert await admin.requeueable() == []
+    assert await admin.requeueable(outcomes=both) == []
 
 
 async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: str, admin: Admin):
@@ -236,7 +237,9 @@ async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: s
         await admin.requeue(ids[0])
     with pytest.raises(ActionRefused, match="no payload"):
         await admin.requeue(ids[1])
-    assert await admin.requeueable() == [], "or whoever asks until there are none would do so for ever"
+    assert await admin.requeueable(outcomes=["cancelled"]) == [], (
+        "or whoever asks until there are none would do so for ever"
+    )
     with pytest.raises(JobNotFound):
         await admin.requeue(4711)
     assert await jobs_left(database) == 0
@@ -1176,10 +1179,11 @@ async def test_what_ended_without_success_is_found_again(database: str, admin: A
     assert [row.job_id for row in await admin.ended(before=newest.finished_at)] == [ids[1], ids[3]]
     assert await admin.ended(type="other") == await admin.ended(origin="t/9") == []
     assert await admin.ended(since=datetime.now(UTC) + timedelta(hours=1)) == []
-    # What a person has ended comes back like any other; what was brought back, once.
-    assert [row.job_id for row in await admin.requeueable()] == ids[1:]
+    # What a person has discarded comes back like any other; what was cancelled, where that is named; and each once.
+    assert [row.job_id for row in await admin.requeueable()] == ids[1:3]
+    assert [row.job_id for row in await admin.requeueable(outcomes=["discarded", "cancelled"])] == ids[1:]
     await admin.requeue(ids[2])
-    assert [row.job_id for row in await admin.requeueable()] == [ids[1], ids[3]]
+    assert [row.job_id for row in await admin.requeueable()] == [ids[1]]
 
 
 async def test_the_audit_is_read_backwards(database: str, admin: Admin):

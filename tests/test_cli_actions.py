@@ -108,6 +108,25 @@ async def test_ended_jobs_come_back_in_the_order_of_their_groups_however_they_en
     assert await jobs_left(database) == 8
 
 
+async def test_a_filter_brings_back_what_was_discarded_and_not_what_was_not_to_run(database: str):
+    """What was withdrawn, and old states that a newer job had superseded, ran again: an alert named the command."""
+    discarded, cancelled, superseded = await some_jobs(database, 3)
+    await cli(database, "jobs", "discard", discarded)
+    await cli(database, "jobs", "cancel", cancelled, superseded, "--yes")
+    await execute(database, f"UPDATE sidings.job_history SET outcome = 'superseded' WHERE job_id = {superseded}")
+    requeue = ("jobs", "requeue", "--type", "ride", "--yes")
+    result = await cli(database, *requeue)
+    assert [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("job ")] == [
+        f"job {discarded}"
+    ]
+    assert "no job was discarded since 24h that fits" in await refused(database, *requeue)
+    result = await cli(database, *requeue, "--outcome", "cancelled", "--outcome", "superseded")
+    assert f"job {cancelled}: requeued" in result.stdout
+    assert f"job {superseded}: requeued" in result.stdout
+    text = await refused(database, *requeue, "--outcome", "cancelled", "--outcome", "superseded")
+    assert "no job was cancelled or superseded since 24h that fits" in text
+
+
 async def test_none_of_a_group_come_back_before_one_that_somebody_keeps(database: str):
     """Those behind it were requeued, and so ran before it."""
     ids = await some_jobs(database, 3)
@@ -182,7 +201,7 @@ async def test_a_filter_takes_no_more_than_the_limit_and_says_so(database: str):
     result = await cli(database, "jobs", "cancel", "--type", "ride", "--limit", 3, "--yes")
     assert "these are the first 3; there may be more" in result.stderr
     assert await jobs_left(database) == 2
-    result = await cli(database, "jobs", "requeue", "--type", "ride", "--limit", 2, "--yes")
+    result = await cli(database, "jobs", "requeue", "--outcome", "cancelled", "--limit", 2, "--yes")
     assert "these are the first 2; there may be more" in result.stderr
     assert await jobs_left(database) == 4
 
@@ -206,7 +225,7 @@ async def test_a_filter_takes_what_fits_all_of_it(database: str):
     assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job ORDER BY id")] == ids[1:]
     await cli(database, "jobs", "cancel", "--origin", "b/0", "--yes")
     assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [ids[1]]
-    await cli(database, "jobs", "requeue", "--origin", ORIGIN, "--yes")
+    await cli(database, "jobs", "requeue", "--origin", ORIGIN, "--outcome", "cancelled", "--yes")
     rows = await fetch(database, 'SELECT origin, "group" FROM sidings.job ORDER BY id')
     assert [tuple(row) for row in rows] == [(ORIGIN, "h"), (ORIGIN, "g")]
 
@@ -216,7 +235,7 @@ async def test_what_a_filter_finds_is_asked_about_also_where_it_is_one_job(datab
     id = await a_job(database)
     text = await refused(database, "jobs", "cancel", "--type", "ride")
     assert text.startswith("this would cancel 1 job; nothing was done")
-    await cli(database, "jobs", "cancel", id)
+    await cli(database, "jobs", "discard", id)
     text = await refused(database, "jobs", "requeue", "--type", "ride")
     assert text.startswith("this would requeue 1 job; nothing was done")
     assert await jobs_left(database) == 0

@@ -68,7 +68,7 @@ async def test_ctrl_c_at_a_question_ends_it_and_nothing_was_done(database: str, 
     """The terminal was read on, and a second one ended it with another code."""
     ids = await some_jobs(database, 2)
     if verb == "requeue":
-        await cli(database, "jobs", "cancel", *ids, "--yes")
+        await cli(database, "jobs", "discard", *ids, "--yes")
     left = await jobs_left(database)
     code, screen = await on_a_terminal(database, "\x03", "jobs", verb, "--type", "ride")
     assert code == 130

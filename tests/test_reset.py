@@ -779,7 +779,8 @@ async def test_a_message_that_came_again_is_not_requeued_as_well(effects, topic,
         await drained(effects)
         admin = Admin(connection, actor="bob")
         ended = [attempt.job_id for attempt in await admin.ended()]
-        for attempt in await admin.requeueable():
+        outcomes = ["discarded", "cancelled"]
+        for attempt in await admin.requeueable(outcomes=outcomes):
             await admin.requeue(attempt.job_id)
         await drained(effects)
         assert await numbers(effects) == [1, 2]
@@ -787,7 +788,7 @@ async def test_a_message_that_came_again_is_not_requeued_as_well(effects, topic,
         with pytest.raises(ActionRefused, match=refused):
             await admin.requeue(ended[0])
         assert len(ended) == 2
-        assert {attempt.job_id for attempt in await admin.requeueable(force=True)} == set(ended)
+        assert {attempt.job_id for attempt in await admin.requeueable(outcomes=outcomes, force=True)} == set(ended)
         await admin.requeue(ended[0], force=True)
 
 

@@ -177,7 +177,7 @@ class Admin:
     async def requeueable(
         self,
         *,
-        outcomes: Collection[OutcomeName | str] = _UNSUCCESSFUL,
+        outcomes: Collection[OutcomeName | str] = (OutcomeName.DISCARDED,),
         since: datetime | None = None,
         type: str | None = None,
         origin: str | None = None,
@@ -191,7 +191,7 @@ class Admin:
         reset; so ask again until there are none.
 
         Args:
-            outcomes: Default: discarded, cancelled, superseded.
+            outcomes: Default: discarded. What was cancelled or superseded was not to run: name these where it is to.
             since: Default: a day ago. Give the same time each time: with a later one, those before it are left behind.
             limit: As in `ended`.
             force: Also those that were requeued, and messages that are delivered again.
