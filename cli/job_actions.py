@@ -9,7 +9,7 @@ import typer
 from ..errors import AdministrationError, Busy, ConfigurationError
 from .command import LAST_ID, Because, By, Limit, Yes, command, fail, once
 from .consent import ask
-from .filters import NAMES, a_state, check_group, outcome_names
+from .filters import NAMES, a_state, a_time, check_group, outcome_names
 from .jobs import Group, Origin, Since, State, Type, app, ended_filter, print_ended, print_jobs
 from .output import counted, note
 from .session import Session
@@ -96,6 +96,9 @@ async def requeue(
         ),
     ] = None,
     since: Since = "24h",
+    before: Annotated[
+        str | None, typer.Option("--before", help="Only what ended before: as --since.", metavar="WHEN")
+    ] = None,
     type: Type = None,
     origin: Origin = None,
     limit: Limit = 100,
@@ -110,19 +113,25 @@ async def requeue(
     """
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
+    if ids and before:
+        raise ConfigurationError("jobs requeue: --before belongs to a filter: leave it out, or the numbers")
     ends: dict[int, datetime] = {}
     if "succeeded" in (outcome or ()):
         raise ConfigurationError(
             "jobs requeue --outcome succeeded: what succeeded leaves no payload: enqueue anew, or reset the consumer"
         )
     if not ids:
+        until = a_time("--before", before, session.now)
         chosen = ended_filter(session, outcome or ["discarded"], since)
-        rows = await session.admin().requeueable(**chosen, type=type, origin=origin, limit=limit, force=force)
+        rows = await session.admin().requeueable(
+            **chosen, before=until, type=type, origin=origin, limit=limit, force=force
+        )
         if not rows:
-            ended = f"no job was {' or '.join(chosen['outcomes'])} since {since}"
-            fail(f"{ended} that fits and was neither requeued nor delivered again: nothing was done")
+            ended = f"{' or '.join(chosen['outcomes'])} since {since}" + (f" and before {before}" if before else "")
+            fail(f"no job was {ended} that fits and was neither requeued nor delivered again: nothing was done")
         print_ended(session, rows)
-        _say_limit(len(rows), limit, f" with --since {chosen['since'].isoformat(timespec='seconds')}")
+        start, end = chosen["since"].isoformat(timespec="seconds"), (until or session.now).isoformat()
+        _say_limit(len(rows), limit, f" with --since {start} --before {end}")
         ends = {row.job_id: row.finished_at for row in rows}
         ids = list(ends)  # in the order in which they were enqueued
     if filtered or len(ids) > 1:

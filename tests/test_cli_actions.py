@@ -1,6 +1,7 @@
 """The command line, acting: what each command changes in the database, writes into the audit, and refuses."""
 
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -212,11 +213,32 @@ async def test_whoever_is_to_requeue_more_is_told_from_when_on(database: str):
     await cli(database, "jobs", "cancel", id)
     requeue = ("jobs", "requeue", "--outcome", "cancelled", "--limit", 1, "--yes", "--force")
     result = await cli(database, *requeue, "--since", "1h")
-    told = re.search(r"or do it again with --since (\S+)$", result.stderr, re.MULTILINE)
+    told = re.search(r"or do it again with --since (\S+) --before (\S+)$", result.stderr, re.MULTILINE)
     assert told
     assert timedelta(minutes=59) < datetime.now(UTC) - datetime.fromisoformat(told[1]) < timedelta(minutes=61)
-    result = await cli(database, *requeue, "--since", told[1])
-    assert f"or do it again with --since {told[1]}\n" in result.stderr
+    result = await cli(database, *requeue, "--since", told[1], "--before", told[2])
+    assert f"or do it again with --since {told[1]} --before {told[2]}\n" in result.stderr
+
+
+async def test_to_requeue_until_no_job_fits_comes_to_an_end_where_they_are_discarded_again(database: str):
+    """What came back is another job: the loop of the guide, and that of the hint, went on as long as the fault."""
+    first = await some_jobs(database, 3)
+    for id in first:
+        await cli(database, "jobs", "discard", id)
+    requeue, window = ("jobs", "requeue", "--type", "ride", "--limit", 2, "--yes"), list[str]()
+    for expected in (first[:2], first[2:]):
+        result = await cli(database, *requeue, *window)
+        assert [int(old) for old in re.findall(r"job (\d+): requeued", result.stdout)] == expected
+        if hint := re.search(r"or do it again with (--since \S+ --before \S+)$", result.stderr, re.MULTILINE):
+            window = shlex.split(hint[1])
+        for row in await fetch(database, "SELECT id FROM sidings.job"):
+            await cli(database, "jobs", "discard", row["id"])
+    assert f"and before {window[-1]} that fits" in await refused(database, *requeue, *window)
+    result = await cli(database, *requeue)
+    assert result.stdout.count("requeued") == 2, "they are there, for whoever names no end"
+    text = await refused(database, "jobs", "requeue", first[0], "--before", "1h", exit_code=2)
+    assert "--before belongs to a filter" in text
+    assert "--before '3'" in await refused(database, *requeue, "--before", "3", exit_code=2)
 
 
 async def test_a_filter_takes_what_fits_all_of_it(database: str):

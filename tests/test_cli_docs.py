@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -56,12 +57,17 @@ def test_every_command_and_option_that_the_page_shows_exists() -> None:
 
 
 def test_what_is_to_be_repeated_until_no_job_fits_has_a_window_that_stays() -> None:
-    """It said 3h, which begins later each time: jobs were left behind."""
+    """It said 3h, which begins later each time: jobs were left behind. And it had no end: what was discarded once more
+    came back, again and again."""
     loop = re.findall(r"repeat\s+`(sidings jobs requeue [^`]+)` until no job fits", PAGE)
     assert len(loop) == 1
-    since = shlex.split(loop[0])[shlex.split(loop[0]).index("--since") + 1]
-    now = datetime.now(UTC)
+    words, now = shlex.split(loop[0]), datetime.now(UTC)
+    since = words[words.index("--since") + 1]
     assert a_time("--since", since, now) == a_time("--since", since, now + timedelta(hours=1))
+    assert words[words.index("--before") + 1] == "$before"
+    [before] = re.findall(r"`before=(\$\([^`]+\))`", PAGE)
+    told = subprocess.run(["sh", "-c", f'echo "{before}"'], capture_output=True, text=True, check=True).stdout
+    assert abs((a_time("--before", told, now) or now) - now) < timedelta(minutes=1)
 
 
 def test_every_exit_code_stands_in_the_page() -> None:

@@ -179,6 +179,7 @@ class Admin:
         *,
         outcomes: Collection[OutcomeName | str] = (OutcomeName.DISCARDED,),
         since: datetime | None = None,
+        before: datetime | None = None,
         type: str | None = None,
         origin: str | None = None,
         limit: int = 100,
@@ -188,18 +189,20 @@ class Admin:
 
         So each group keeps its order when they are requeued one after the other. What was requeued is here no more, nor
         is what has succeeded or whose payload was erased, nor a message that is delivered again since its consumer was
-        reset; so ask again until there are none.
+        reset; so ask again, with the same `since` and `before`, until there are none.
 
         Args:
             outcomes: Default: discarded. What was cancelled or superseded was not to run: name these where it is to.
             since: Default: a day ago. Give the same time each time: with a later one, those before it are left behind.
+            before: Only those that ended before this. Without it there may be no end: what was requeued, and ends so
+                once more, is another job.
             limit: As in `ended`.
             force: Also those that were requeued, and messages that are delivered again.
 
         Raises:
             ActionRefused: An argument makes no sense; the message says what to give.
         """
-        rows = await self._calls.rows("requeueable_jobs", *_ended(outcomes, since, None, type, origin, limit), force)
+        rows = await self._calls.rows("requeueable_jobs", *_ended(outcomes, since, before, type, origin, limit), force)
         return [attempt_row(row) for row in rows]
 
     async def blocked_groups(self, *, origin: str | None = None, limit: int = 100) -> list[BlockedGroup]:
