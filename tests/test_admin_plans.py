@@ -37,6 +37,9 @@ LISTS: dict[str, tuple[str, tuple[object, ...], str]] = {
     "held of an origin": ("list_held", ("", 0, "t/0", None, None, 10), "job_held"),
     "backing off": ("list_backing_off", (0, 0, None, None, None, "backing off", 10), "job_backoff"),
     "blocked": ("list_backing_off", (None, 0, None, None, None, "blocked", 10), "job_backoff"),
+    "due later": ("list_due_later", ("", 0, None, None, None, 100, 10), "job_scan"),
+    "due later of an origin": ("list_due_later", ("", 0, "t/5", None, None, 100, 10), "job_scan"),
+    "due later of a group": ("list_due_later", ("", 0, "t/5", "g5", None, 100, 10), "job_group"),
     "running": ("list_running", (0, None, None, None, 10), "job_pkey"),
     "blocked groups": ("blocked_groups", (None, 10, 100), "job_backoff"),
     "orphans": ("orphans", (), "job_scan"),
@@ -83,6 +86,18 @@ async def test_a_page_costs_what_it_shows(filled: str, which: str):
     plan = await explained(filled, name, arguments)
     assert plan["Actual Rows"] == 10
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 400, plan
+
+
+async def test_what_is_due_later_is_looked_for_among_the_first_of_each_origin(filled: str):
+    """No index has it: of 45,000 jobs in the order of ten origins a hundred of each are read."""
+    name, arguments, _ = LISTS["due later"]
+    plan = await explained(filled, name, arguments)
+    read = [
+        node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+        for node in nodes(plan)
+        if node.get("Index Name") == "job_scan"
+    ]
+    assert 1_000 <= sum(read) <= 1_100, plan
 
 
 async def test_origins_cost_what_fails_and_a_bounded_count_of_the_rest(filled: str):
@@ -146,3 +161,26 @@ async def test_what_can_be_requeued_probes_the_resets_of_each_message(filled: st
     for node in reading:
         read = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
         assert read * node["Actual Loops"] <= 10_000, node
+
+
+@pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", ["ended_jobs", "requeueable_jobs"])
+async def test_what_has_ended_is_looked_for_in_no_day_before(database: str, name: str, plan: str):
+    """Also where no times are given; what is yet to come is looked into, for a clock that was ahead."""
+    async with connected(database) as connection:
+        today = await connection.fetchval("SELECT (now() AT TIME ZONE 'UTC')::date")
+        for days in (-9, -3, 5):
+            await connection.execute("SELECT sidings.make_history_day($1)", today + timedelta(days=days))
+        await connection.execute(f"SET plan_cache_mode = {plan}")
+        await connection.execute(f"PREPARE ended AS {load_sql('sidings.jobs.admin', name)}")
+        rest = ", false" if name == "requeueable_jobs" else ""
+        query = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE ended ('{{discarded}}', NULL, NULL, NULL, NULL, 10{rest})"
+        found = json.loads(await connection.fetchval(query))[0]["Plan"]
+    looked_into = {
+        name
+        for node in nodes(found)
+        if node.get("Actual Loops") and (name := node.get("Relation Name", "")).startswith("job_history_2")
+    }
+    assert f"job_history_{today + timedelta(days=5):%Y%m%d}" in looked_into
+    for days in (-9, -3):
+        assert f"job_history_{today + timedelta(days=days):%Y%m%d}" not in looked_into

@@ -5,9 +5,12 @@ from typing import Literal
 
 import pytest
 from sidings import Admin, Job, Registry, Retry
+from sidings.jobs.admin import listing
 from tenacity import wait_fixed
 
-from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
+from .admin_support import a_holder, a_job, some_jobs
+from .cli_support import cli
+from .support import ORIGIN, Ride, connected, enqueue, eventually, fetch, running, value
 
 
 async def test_a_group_that_backs_off_does_not_wait_for_what_the_clock_was_behind(database: str, caplog) -> None:
@@ -61,3 +64,50 @@ async def test_a_person_lets_a_job_run_now_that_was_due_by_the_clock_while_it_wa
         await eventually(lambda: ran)
         await eventually(lambda: executor.scheduler.knows(first))
         assert ran == [1]
+
+
+async def test_what_waits_since_the_clock_was_set_back_is_found_by_a_filter(
+    database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had been promoted, and had never failed: `sidings jobs retry`, as the guide has it, said that no job fits."""
+    later = {"run_at": "now() + interval '2 h'"}
+    failing = await a_job(database, "backing off", group="f")
+    runs, *waits = await some_jobs(database, 4, group="g", **later)
+    other = await a_job(database, origin="z/0", group="g", type="'bill'", **later)
+    for state in ("waiting", "blocked", "delayed", "held"):
+        await a_job(database, state, group="g")
+    await a_holder(database, ORIGIN, running=[runs])
+
+    async def found(**wanted: str) -> list[int]:
+        return [job.id for job in await admin.jobs(state="backing off", **wanted)]
+
+    assert await found() == [failing, *waits, other]
+    assert await found(origin=ORIGIN, group="g") == waits
+    assert await found(origin=ORIGIN, type="ride") == [failing, *waits]
+    assert await found(type="bill") == [other]
+    seen, after = list[int](), None
+    while page := await admin.jobs(state="backing off", limit=2, after=after):
+        seen, after = seen + [job.id for job in page], page[-1].cursor
+    assert seen == [failing, *waits, other]
+    monkeypatch.setattr(listing, "_LOOKED_AT", 3)  # the one that fails and the one that runs stand first
+    assert await found() == [failing, waits[0], other]
+    assert await found(origin=ORIGIN) == [failing, *waits]
+    result = await cli(database, "jobs", "retry", "--type", "ride", "--origin", ORIGIN, "--yes")
+    for id in (failing, *waits):
+        assert f"job {id}: due now (was backing off)" in result.stdout
+    assert await found() == [other]
+
+
+async def test_what_ended_while_the_clock_was_days_ahead_is_brought_back_by_a_filter(database: str, admin: Admin):
+    """A day after now the list ended, by the clock of whoever asked. It lies in partitions that are yet to come."""
+    ids = await some_jobs(database, 2)
+    for id in ids:
+        await admin.discard(id)
+    await fetch(database, "SELECT sidings.make_history_day((now() AT TIME ZONE 'UTC')::date + 3)")
+    for id, days in zip(ids, (3, 40), strict=True):
+        ahead = "UPDATE sidings.job_history SET finished_at = finished_at + make_interval(days => $2) WHERE job_id = $1"
+        await fetch(database, ahead, id, days)
+    assert [row.job_id for row in await admin.ended()] == ids[::-1]
+    assert [row.job_id for row in await admin.requeueable()] == ids
+    result = await cli(database, "jobs", "requeue", "--type", "ride", "--yes")
+    assert result.stdout.count("requeued as") == 2

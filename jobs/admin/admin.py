@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from ...errors import ActionRefused, AdministrationError, Busy, ConfigurationError, JobNotFound, PostgresUnavailable
@@ -88,8 +88,9 @@ class Admin:
         """Stored jobs, a page at a time.
 
         First come those that have a place, by origin and position, then the delayed by due time, then the held. Those
-        that back off come by their next attempt when asked for by state. A filter by type alone has no index: it reads
-        until the page is full.
+        that back off come by their next attempt when asked for by state; behind them those that have never failed, and
+        wait since the clock was set back: of each origin's first 1,000, or of all where `origin` is given. A filter by
+        type alone has no index: it reads until the page is full.
 
         Args:
             group: Of the `origin`, which is then needed.
@@ -163,8 +164,8 @@ class Admin:
 
         Args:
             outcomes: Default: discarded, cancelled, superseded.
-            since: Default: a day ago.
-            before: Default: now. The `finished_at` of the last row gives the next page.
+            since: Default: a day ago, by Postgres' clock.
+            before: The `finished_at` of the last row gives the next page. Default: no end.
             limit: Most rows, 10,000 at most; there are more, where several jobs ended with the last one in one instant,
                 as those of a list do.
 
@@ -504,10 +505,7 @@ def _ended(
 ) -> tuple[object, ...]:
     """The arguments by which both kinds of ended jobs are asked for."""
     _check_limit(limit)
-    names = [_outcome(outcome).value for outcome in outcomes]
-    until = datetime.now(UTC) + timedelta(days=1) if before is None else before
-    start = datetime.now(UTC) - timedelta(days=1) if since is None else since
-    return names, start, until, type, origin, limit
+    return [_outcome(outcome).value for outcome in outcomes], since, before, type, origin, limit
 
 
 def _check_limit(limit: int) -> None:
