@@ -3,6 +3,8 @@
 import asyncio
 import math
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -251,6 +253,57 @@ async def test_a_directory_of_other_things_is_refused(database: str, tmp_path: P
     (tmp_path / "mine.txt").touch()
     with pytest.raises(ConfigurationError, match="holds other things"):
         await archived(database, tmp_path)
+
+
+@pytest.mark.parametrize("left", ["nothing", "a mount point", "files without the mark"])
+async def test_an_archive_that_is_not_mounted_is_not_begun_anew(database: str, tmp_path: Path, left: str):
+    """It was, and all days went into a directory that nobody keeps, as in a container; retention dropped them."""
+    directory = tmp_path / "archive"
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        await stored(database, [an_attempt(1)])
+        assert await archived(database, directory) >= 1
+        assert await maintained(connection) == [], "its file is all that there is of it"
+        await stored(database, [an_attempt(2, OLD + timedelta(days=1))])
+        shutil.copytree(directory, tmp_path / "mounted elsewhere")
+        (directory / "sidings-history.json").unlink()
+        if left != "files without the mark":
+            shutil.rmtree(directory)
+        if left == "a mount point":
+            directory.mkdir()
+        there = sorted(directory.rglob("*"))
+        with pytest.raises(ConfigurationError, match=f"archived days in {directory}, and .* is it mounted"):
+            await archived(database, directory)
+        assert sorted(directory.rglob("*")) == there
+        assert directory.exists() == (left != "nothing")
+        assert await maintained(connection) == [2]
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(tmp_path / "mounted elsewhere", directory)
+        assert await archived(database, directory) == 1
+        assert jobs(directory) == [1, 2]
+
+
+async def test_an_archive_that_is_lost_is_begun_anew_as_the_error_says(database: str, tmp_path: Path):
+    directory = tmp_path / "archive"
+    await stored(database, [an_attempt(1)])
+    days = await archived(database, directory)
+    shutil.rmtree(directory)
+    with pytest.raises(ConfigurationError) as refused:
+        await archived(database, directory)
+    said = re.search(r"write (.+) into (.+): what Postgres", str(refused.value))
+    assert said is not None
+    text, mark = said.groups()
+    directory.mkdir()
+    Path(mark).write_text(text)
+    assert await archived(database, directory) == days
+    assert jobs(directory) == [1]
+
+
+async def test_another_directory_is_begun_whatever_is_archived_elsewhere(database: str, tmp_path: Path):
+    await stored(database, [an_attempt(1)])
+    assert await archived(database, tmp_path / "former") >= 1
+    await stored(database, [an_attempt(2, OLD + timedelta(days=1))])
+    assert await archived(database, tmp_path / "new") == 1
 
 
 STALL = """

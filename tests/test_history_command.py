@@ -145,7 +145,7 @@ async def test_an_archive_that_cannot_be_written_is_named(
     await stored(database, [an_attempt(NOW - timedelta(days=2))])
     directory = tmp_path / "archive"
     if room:
-        claim_archive(directory, await value(database, "SELECT name FROM sidings.service"))
+        claim_archive(directory, await value(database, "SELECT name FROM sidings.service"), entered=False)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # to write more fails, as where the disk is full
     try:

@@ -68,10 +68,11 @@ def archive(
     on_day: is told of each day. The role of `dsn` must own the tables, for it sets triggers. Another run at the same
     time is noticed, and left to its work.
 
-    Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
-    things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
-    `SidingsError`, when all others are archived, where a day is in use, its file is damaged or has rows that the
-    database has not, or its partition was detached; asyncpg's errors, and `OSError`.
+    Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive, holds other
+    things, or has not what was archived there any more, as where it is not mounted; `SchemaMissing` where the schema is
+    not there or too old, `PostgresUnavailable` where nobody answers; `SidingsError`, when all others are archived,
+    where a day is in use, its file is damaged or has rows that the database has not, or its partition was detached;
+    asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
@@ -80,7 +81,11 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
     connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
         await connection.execute(unlimited(connection, "SESSION"))  # else the same large day ends each run
-        claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
+        # Before the mark is looked for: another run that begins the archive makes that first, and then its entries.
+        entered = await connection.fetchval(
+            f"SELECT EXISTS (SELECT FROM {schema}.history_archive WHERE location = $1)", str(directory)
+        )
+        claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"), entered=entered)
         done, busy, foreign, detached = 0, list[date](), list[SidingsError](), list[date]()
         closed = await connection.fetch(load_sql(__package__, "closed_days", schema))
         # All of them first: what ends a run must not leave a day to retention whose file is gone.

@@ -24,17 +24,23 @@ def check_archive(directory: Path) -> str:
         raise ConfigurationError(f'{mark} is damaged: it should read {{"service": "...", "format": 1}}') from None
 
 
-def claim_archive(directory: Path, service: str) -> None:
-    """Make `directory` the archive of `service`. Raises `ConfigurationError` where it is another's or holds other
-    things."""
+def claim_archive(directory: Path, service: str, *, entered: bool) -> None:
+    """Make `directory` the archive of `service`. entered: the database has entries of days that are archived there.
+
+    Raises `ConfigurationError` where it is another's or holds other things, or has lost what was entered."""
+    mark, text = directory / _MARK, json.dumps({"service": service, "format": 1})
+    if entered and not mark.exists():
+        raise ConfigurationError(
+            f"this database has archived days in {directory}, and {_MARK} is not there: is it mounted? If all of it is "
+            f"lost, write {text} into {mark}: what Postgres still has is then archived again"
+        )
     directory.mkdir(parents=True, exist_ok=True)
-    mark = directory / _MARK
     if not mark.exists():
         if any(not path.name.startswith(f".{_MARK}") for path in directory.iterdir()):
             raise ConfigurationError(f"{directory} holds other things than an archive: give an empty directory")
         draft = directory / f".{_MARK}-{secrets.token_hex(8)}"
         try:
-            draft.write_text(json.dumps({"service": service, "format": 1}) + "\n", encoding="utf-8")
+            draft.write_text(f"{text}\n", encoding="utf-8")
             draft.replace(mark)
         finally:
             draft.unlink(missing_ok=True)
