@@ -494,7 +494,35 @@ def test_an_update_that_moves_a_row_is_told_to_both_roots():
         header_row(Row("CustomerAddresses", "UPDATE", {"customer_id": 2}), transaction="t", ordinal=1, last=True)
     )
     sent, _ = run(decoded([json.dumps(body | {"before": {"customer_id": 1}}).encode()]))
-    assert sorted(message.key for message in sent) == ["1", "2"]
+    assert sorted((m.key, m.headers["type"]) for m in sent) == [("1", "CustomerModified"), ("2", "CustomerModified")]
+
+
+def test_an_update_of_a_roots_own_key_deletes_one_root_and_creates_another():
+    """Both were told as modified: readers that go by what was created and deleted kept the former one for ever."""
+
+    def types(*changes: tuple[str, int, int | None]) -> list[tuple[str, str]]:
+        """Of a transaction with these operations, keys and former keys."""
+        values: list[bytes] = []
+        for ordinal, (operation, key, former) in enumerate(changes, 1):
+            row = Row("Customers", operation, {"customer_id": key})
+            last = ordinal == len(changes)
+            body = json.loads(header_row(row, transaction="t", ordinal=ordinal, last=last))
+            before = {} if former is None else {"before": {"customer_id": former}}
+            values.append(json.dumps(body | before).encode())
+        sent, opened = run(decoded(values))
+        assert not opened
+        rows = [row["operation"] for body in bodies(sent) for row in body["rows"]]
+        assert {*rows} <= {operation for operation, _, _ in changes}, "rows are as the source has told them"
+        return sorted((message.key, message.headers["type"]) for message in sent)
+
+    assert types(("UPDATE", 2, 1)) == [("1", "CustomerDeleted"), ("2", "CustomerCreated")]
+    there, back = ("UPDATE", 2, 1), ("UPDATE", 1, 2)
+    assert types(there, back) == [("1", "CustomerCreated"), ("2", "CustomerDeleted")]
+    assert types(there, ("UPDATE", 2, 2)) == [("1", "CustomerDeleted"), ("2", "CustomerCreated")]
+    assert types(there, ("DELETE", 2, None)) == [("1", "CustomerDeleted"), ("2", "CustomerDeleted")]
+    assert types(there, ("INSERT", 1, None)) == [("1", "CustomerCreated"), ("2", "CustomerCreated")]
+    assert types(("DELETE", 2, 1)) == [("1", "CustomerDeleted"), ("2", "CustomerDeleted")]
+    assert types(("UPDATE", 2, None)) == [("2", "CustomerModified")], "who it was before, nobody has told"
 
 
 def test_an_update_that_moves_no_row_is_told_once():
@@ -528,7 +556,7 @@ def test_an_update_that_loses_its_key_is_told_and_is_an_event_of_the_root_that_h
     body = json.loads(header_row(Row("Customers", "UPDATE", {}), transaction="t", ordinal=1, last=True))
     items = decoded([json.dumps(body | {"before": CUSTOMER}).encode()])
     assert [item.part for item in items if item.kind == "alert"] == ["missing-key"]
-    assert [message.key for message in run(items)[0]] == ["7"]
+    assert [(message.key, message.headers["type"]) for message in run(items)[0]] == [("7", "CustomerModified")]
 
 
 GOOD = json.loads(header_row(Row("Customers", "INSERT", CUSTOMER), transaction="t", ordinal=1, last=True))

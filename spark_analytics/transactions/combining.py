@@ -12,7 +12,7 @@ __all__ = ["combine_rows", "combine_snapshot", "pack"]
 
 def pack(group: str, ids: Iterable[str], row: Mapping[str, object]) -> str:
     """A row as it is kept until its transaction is complete. ids: of the roots it belongs to: two, where an update
-    moves it from one to another."""
+    moves it from one to another, and that which has it now is the first."""
     return text_of([group, list(ids), row])
 
 
@@ -21,24 +21,33 @@ def combine_rows(config: Config, transaction: str, rows: Iterable[tuple[int, str
 
     A root's rows stand in its event in the order of their ordinals; events follow the order of their first rows.
     """
-    roots: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    roots: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for ordinal, packed in sorted(rows):
         group, ids, row = json.loads(packed)
-        for id in ids:
-            roots.setdefault((group, id), []).append(row | {"ordinal": ordinal})
+        moved = row["operation"] == "UPDATE" and len(ids) > 1
+        # Of the root's own row that is a root more and one less, as if the source had deleted and inserted it.
+        for id, done in zip(ids, ("INSERT", "DELETE") if moved else [row["operation"]] * len(ids), strict=True):
+            roots.setdefault((group, id), []).append((done, row | {"ordinal": ordinal}))
     for (name, id), of_root in roots.items():
         group = config.group_named.get(name)
         if group is None:
             yield _without_group(config, name, id, transaction)
             continue
         type = group.name + _ending(group, of_root)
-        body = {"type": type, "group": name, "id": id, "transaction": transaction, "rows": of_root}
+        body = {
+            "type": type,
+            "group": name,
+            "id": id,
+            "transaction": transaction,
+            "rows": [row for _, row in of_root],
+        }
         made = event(group.topic, type, id, body, transaction=transaction, id=digest("event", transaction, name, id))
         yield from within(made, config.max_event_bytes, config.alerts)
 
 
-def _ending(group: Group, rows: Iterable[Mapping[str, Any]]) -> str:
-    operations = [row["operation"] for row in rows if row["table"] == group.root]
+def _ending(group: Group, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """rows: of a root, each with what it did to it."""
+    operations = [done for done, row in rows if row["table"] == group.root]
     if operations and operations[-1] == "DELETE":
         return "Deleted"
     return "Created" if "INSERT" in operations else "Modified"
