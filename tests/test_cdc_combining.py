@@ -6,6 +6,7 @@ import locale
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ from sidings.spark_analytics.transactions.messages import HEADERS, Outgoing
 from sidings.spark_analytics.transactions.ordinals import Ordinals
 from sidings.spark_analytics.transactions.pending import Pending
 from sidings.spark_analytics.transactions.processor import Combiner
-from sidings.spark_analytics.transactions.progress import Progress, not_read
+from sidings.spark_analytics.transactions.progress import Progress, Reports, not_read
 
 from .cdc_support import Json, Row, config, debezium_rows, header_row, header_rows, some_rows
 
@@ -919,6 +920,61 @@ def test_how_far_behind_a_micro_batch_is_that_is_done_again_after_a_start_is_not
         "batch 2, 8 s ago: 4,000 rows in 25.0 s, how far behind is not known yet; "
         "1 open transactions, the oldest since 118 s"
     )
+
+
+class Stood:
+    """A query whose state takes as long to read as it is told to, by a clock of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now, self.takes, self.reads = 1_000.0, 3.0, 0
+        self.state: tuple[int, int | None] | None = (4, 900_000)
+        sources = [{"endOffset": {}, "latestOffset": {}}]
+        said = {"batchId": 8, "timestamp": "1970-01-01T00:00:00Z", "numInputRows": 1, "sources": sources}
+        self.lastProgress: object = SimpleNamespace(json=json.dumps(said | {"durationMs": {}}))
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        patch.setattr("sidings.spark_analytics.transactions.progress.time", clock)
+        patch.setattr("sidings.spark_analytics.transactions.progress._open", self.read)
+        self.reports = Reports(cast(Any, None), cast(Any, self), CONFIG)
+
+    def read(self, *_: object) -> tuple[int, int | None] | None:
+        self.reads += 1
+        self.now += self.takes
+        return self.state
+
+    def told(self, seconds: float) -> str:
+        """What is said of the state that much later."""
+        self.now += seconds
+        return str(self.reports.next()).partition("; ")[2]
+
+
+def test_a_large_state_is_not_read_for_each_line_of_the_log(monkeypatch: pytest.MonkeyPatch):
+    """All of it, a day of finished transactions too, was copied out of the checkpoint each minute."""
+    stood = Stood(monkeypatch)
+    assert stood.told(0) == "4 open transactions, the oldest since 103 s"
+    stood.state = (0, None)
+    assert stood.told(40) == "4 open transactions, the oldest since 103 s, as of 40 s ago"
+    assert stood.told(19) == "4 open transactions, the oldest since 103 s, as of 59 s ago"
+    assert stood.reads == 1
+    stood.takes = 0.5
+    assert stood.told(1) == "0 open transactions"
+    assert stood.told(10) == "0 open transactions"
+    assert stood.reads == 3
+
+
+def test_a_state_that_cannot_be_read_is_not_tried_for_each_line_either(monkeypatch: pytest.MonkeyPatch):
+    stood = Stood(monkeypatch)
+    stood.state, stood.takes = None, 30.0
+    assert stood.told(0) == "state not readable now"
+    assert stood.told(599) == "state not readable, as of 599 s ago"
+    stood.state = (1, None)
+    assert stood.told(1) == "1 open transactions"
+
+
+def test_before_the_first_micro_batch_no_state_is_read(monkeypatch: pytest.MonkeyPatch):
+    stood = Stood(monkeypatch)
+    stood.lastProgress = None
+    assert stood.reports.next() is None
+    assert stood.reads == 0
 
 
 TOML = """

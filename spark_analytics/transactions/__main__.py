@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sidings.errors import ConfigurationError
 from sidings.spark_analytics import KAFKA_CONNECTOR, session
 from sidings.spark_analytics.transactions.config import Config, load
-from sidings.spark_analytics.transactions.progress import progress
+from sidings.spark_analytics.transactions.progress import Reports, progress
 from sidings.spark_analytics.transactions.query import combine
 
 __all__ = ["main", "run"]
@@ -90,10 +90,11 @@ def run(spark: SparkSession, config: Config, stop: threading.Event, *, available
         log.error("not started: %s", error)
         return 1
     log.info("started: %s to %s", ", ".join(config.read), ", ".join(group.topic for group in config.groups))
+    reports = Reports(spark, query, config)
     report_at = time.monotonic() + config.report_seconds
     while query.isActive and not stop.wait(0.5):
         if time.monotonic() >= report_at:
-            log.info("%s", progress(spark, query, config) or "the first micro-batch has not ended yet")
+            log.info("%s", reports.next() or "the first micro-batch has not ended yet")
             report_at = time.monotonic() + config.report_seconds
     if query.isActive:
         _end(query)
