@@ -8,6 +8,7 @@ takes two calls: is it finished (a late duplicate), and: it is, now.
 |---|---|---|
 | `open` | transaction | what `Pending` holds, and how many chunks of rows there are |
 | `rows` | transaction, chunk | rows, as JSON: those that a micro-batch brought, so that nothing is written twice |
+| `rows` | transaction, `COUNTED` | how many bytes all of them have, where there is more than one chunk |
 | `done` | transaction | how many rows it had, null: it was given up; a mark that Spark's time-to-live removes |
 | `due` | milliseconds | the transactions to look at then, as JSON; a timer is set for then |
 | `count` | | how many are open |
@@ -30,6 +31,11 @@ from .pending import Pending, differing
 __all__ = ["Assembling", "value_at", "value_of"]
 
 CHUNK = 1_000_000  # characters of rows in one value of the state, about
+COUNTED = -1  # in a chunk's place
+ROW_BYTES = 200  # that a row takes beyond its own, in an event and in memory, about
+# Characters of events that one call sends. Spark has all of them in memory, thrice, until the call has ended, and makes
+# one table of them, of 2 GB at most. A transaction is not divided: `max_transaction_bytes` limits it.
+ROOM = 50_000_000
 SPARSE = 20  # reading one transaction costs as much as reading so many when all are read
 
 
@@ -58,6 +64,7 @@ class Assembling:
         self._done = handle.getMapState("done", "id STRING", "last INT", ttlDurationMs=_ms(config.forget_seconds))
         self._due = handle.getMapState("due", "at LONG", "ids STRING")
         self._count = handle.getValueState("count", "open LONG")
+        self._looked = 0  # characters of events that timers have sent: those of all buckets are one call
 
     def take(self, items: Iterable[Item], now: int) -> Iterator[Outgoing]:
         """The items of the bucket that a micro-batch has brought; what is to be sent."""
@@ -67,7 +74,8 @@ class Assembling:
         count = self._counted()
         known = self._known(of, count)
         opened: list[str] = []
-        closed = 0
+        waiting: list[str] = []
+        closed = sent = 0
         for id, of_it in of.items():
             before = known.get(id)
             if before is None and (done := cast(tuple[int | None] | None, value_at(self._done, (id,)))) is not None:
@@ -77,32 +85,66 @@ class Assembling:
             rows, again, told = pending.absorb(self._config.alerts, of_it)
             yield from told
             chunks = 0 if before is None else before.chunks
-            if again and (other := differing(again, chain(self._kept(id, chunks), rows))) is not None:
-                # Nobody knows how many rows it has: it must not become complete, whatever comes.
-                reason = f"row {other.ordinal} has come again, with other content: the transaction is given up"
-                yield alert(self._config.alerts, "contradiction", reason, transaction=id, place=other.place)
+            size = _bytes(rows) + self._kept_bytes(id, chunks)
+            if (hopeless := self._hopeless(id, pending, again, chain(self._kept(id, chunks), rows), size)) is not None:
+                yield hopeless
                 self._done.updateValue((id,), (None,))
                 if before is not None:
                     self._remove(id, chunks)
                     closed += 1
                 continue
-            if not pending.complete:
-                self._keep(id, pending, chunks, rows, before)
+            if not pending.complete or sent > ROOM:
+                self._keep(id, pending, chunks, rows, size, before)
                 if before is None:
                     opened.append(id)
+                if pending.complete:
+                    waiting.append(id)
                 continue
             if before is not None:
                 rows = [*self._kept(id, chunks), *rows]
                 self._remove(id, chunks)
                 closed += 1
-                if pending.alerted:
-                    seconds = round((now - pending.since) / 1000)
-                    reason = f"all {pending.last} rows have come, {seconds} s after the first"
-                    yield alert(self._config.alerts, "completed-late", reason, transaction=id)
-            self._done.updateValue((id,), (pending.last,))
-            yield from combine_rows(self._config, id, rows)
+            for made in self._finished(id, pending, rows, now):
+                sent += len(made.value)
+                yield made
         self._look_again(now + _ms(self._config.expire_seconds), opened)
+        self._look_again(now + 1, waiting)  # in the next micro-batch
         self._add(count, len(opened) - closed)
+
+    def _hopeless(
+        self, id: str, pending: Pending, again: list[Item], rows: Iterable[tuple[int, str]], size: int
+    ) -> Outgoing | None:
+        """The alert that the transaction is given up although rows of it still come: it must not become complete,
+        whatever comes. rows: all so far, of so many bytes."""
+        if again and (other := differing(again, rows)) is not None:  # nobody knows how many rows it has
+            reason = f"row {other.ordinal} has come again, with other content: the transaction is given up"
+            return alert(self._config.alerts, "contradiction", reason, transaction=id, place=other.place)
+        most = self._config.max_transaction_bytes
+        if size <= most:
+            return None
+        reason = (
+            f"a transaction of {size:,} bytes so far; max_transaction_bytes is {most:,}: the transaction is given up."
+            " To have its events, raise that, and the workers' memory, and begin anew with another checkpoint; or load"
+            " the roots that it has touched as a snapshot"
+        )
+        return alert(
+            self._config.alerts,
+            "too-large",
+            reason,
+            transaction=id,
+            last=pending.last,
+            rows=len(pending.seen),
+            bytes=size,
+        )
+
+    def _finished(self, id: str, pending: Pending, rows: list[tuple[int, str]], now: int) -> Iterator[Outgoing]:
+        """What is sent of a transaction that is complete. rows: all of them."""
+        if pending.alerted:
+            seconds = round((now - pending.since) / 1000)
+            reason = f"all {pending.last} rows have come, {seconds} s after the first"
+            yield alert(self._config.alerts, "completed-late", reason, transaction=id)
+        self._done.updateValue((id,), (pending.last,))
+        yield from combine_rows(self._config, id, rows)
 
     def _late(self, items: list[Item], last: int | None) -> Iterator[Outgoing]:
         """What comes of a finished transaction of so many rows: duplicates, or what cannot be of it. None: it was given
@@ -115,7 +157,8 @@ class Assembling:
         yield from told
 
     def look(self, at: int, now: int) -> Iterator[Outgoing]:
-        """The timer that was set for `at` has gone off: what is still open is told, or given up."""
+        """The timer that was set for `at` has gone off: what is still open is told, or given up; or it is complete, and
+        had no room in the micro-batch before."""
         due = cast(tuple[str] | None, self._due.getValue((at,)))
         if due is None:
             return
@@ -125,30 +168,44 @@ class Assembling:
         known = self._known(ids, count)
         told: list[str] = []
         again: list[str] = []
-        given_up = 0
+        waiting: list[str] = []
+        closed = 0
         # The query stood still, or it would have looked sooner: there is one more time, whose milliseconds are odd.
         stood_still = now - at > _ms(max(self._config.expire_seconds, 2 * self._config.trigger_seconds))
         for id in ids:
             state = known.get(id)
             if state is None or state.since > at:
                 continue  # it has become complete; what has its id now began later, and has a time of its own
+            pending = state.pending()
+            if pending.complete and self._looked > ROOM:
+                waiting.append(id)
+                continue
+            if pending.complete:
+                rows = list(self._kept(id, state.chunks))
+                self._remove(id, state.chunks)
+                closed += 1
+                for made in self._finished(id, pending, rows, now):
+                    self._looked += len(made.value)
+                    yield made
+                continue
             if state.alerted and (not stood_still or at % 2):
-                yield state.pending().given_up(self._config.alerts, id, now)
+                yield pending.given_up(self._config.alerts, id, now)
                 self._remove(id, state.chunks)
                 self._done.updateValue((id,), (None,))
-                given_up += 1
+                closed += 1
                 continue
             if state.alerted:
                 again.append(id)
                 continue
             told.append(id)
-            yield state.pending().overdue(self._config.alerts, id, now)
+            yield pending.overdue(self._config.alerts, id, now)
             self._open.updateValue((id,), state._replace(alerted=True))
         # From now on, not from `at`: after an outage of the query what was missing may not have been read yet.
         later = now + _ms(self._config.forget_seconds)
         self._look_again(later + later % 2, told)
         self._look_again(later + 1 - later % 2, again)
-        self._add(count, -given_up)
+        self._look_again(now + 1, waiting)
+        self._add(count, -closed)
 
     def _known(self, ids: Iterable[str], count: int) -> dict[str, _Open]:
         """Those of them that are open."""
@@ -161,10 +218,15 @@ class Assembling:
         found = {id: value_at(self._open, (id,)) for id in ids}
         return {id: _Open(*state) for id, state in found.items() if state is not None}
 
-    def _keep(self, id: str, pending: Pending, chunks: int, rows: list[tuple[int, str]], before: _Open | None) -> None:
+    def _keep(
+        self, id: str, pending: Pending, chunks: int, rows: list[tuple[int, str]], size: int, before: _Open | None
+    ) -> None:
+        """size: of all rows, those that are kept already too."""
         for begin, end in _chunks(rows):
             self._rows.updateValue((id, chunks), (text_of(rows[begin:end]),))
             chunks += 1
+        if rows and chunks > 1:
+            self._rows.updateValue((id, COUNTED), (str(size),))
         state = _Open(pending.since, pending.last, str(pending.seen), pending.alerted, chunks)
         if state != before:
             self._open.updateValue((id,), state)
@@ -174,9 +236,15 @@ class Assembling:
             (rows,) = cast(tuple[str], self._rows.getValue((id, chunk)))
             yield from (tuple(row) for row in json.loads(rows))
 
+    def _kept_bytes(self, id: str, chunks: int) -> int:
+        """Of the rows that are kept. Where only one chunk is, or a version before has kept them, they are counted."""
+        if chunks > 1 and (counted := cast(tuple[str] | None, value_at(self._rows, (id, COUNTED)))) is not None:
+            return int(counted[0])
+        return _bytes(self._kept(id, chunks))
+
     def _remove(self, id: str, chunks: int) -> None:
         self._open.removeKey((id,))
-        for chunk in range(chunks):
+        for chunk in [*range(chunks), *([COUNTED] if chunks > 1 else [])]:
             self._rows.removeKey((id, chunk))
 
     def _look_again(self, at: int, ids: list[str]) -> None:
@@ -206,6 +274,10 @@ def value_at(state: MapState, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
 def value_of(state: ValueState) -> tuple[Any, ...] | None:
     """What it holds; so it is with a state that holds nothing."""
     return cast(tuple[Any, ...], state.get()) if state.exists() else None
+
+
+def _bytes(rows: Iterable[tuple[int, str]]) -> int:
+    return sum(ROW_BYTES + (len(row) if row.isascii() else len(row.encode())) for _, row in rows)
 
 
 def _chunks(rows: list[tuple[int, str]]) -> Iterator[tuple[int, int]]:

@@ -94,9 +94,10 @@ class Config(Settings):
     unknown_tables: what becomes of rows of tables in no group. start: where a topic is read from, if the checkpoint
     does not say. trigger_seconds: between micro-batches; timers go off no finer. max_rows_per_trigger: of one
     micro-batch. state_partitions: of the state, held in the checkpoint from the first start on.
-    max_event_bytes: an event that is larger becomes an alert; at most what the topics take. report_seconds: between
-    lines of the log that say how it stands. kafka_options: further ones of Spark's Kafka source and sink, such as
-    ``kafka.security.protocol``.
+    max_event_bytes: an event that is larger becomes an alert; at most what the topics take. max_transaction_bytes: a
+    transaction that is larger is given up, which an alert tells; of its rows as JSON, and 200 for each; at most what a
+    worker has memory for. report_seconds: between lines of the log that say how it stands. kafka_options: further ones
+    of Spark's Kafka source and sink, such as ``kafka.security.protocol``.
     """
 
     kafka: Name
@@ -117,6 +118,8 @@ class Config(Settings):
     max_rows_per_trigger: Annotated[int, Field(gt=0)] = 100_000
     state_partitions: Annotated[int, Field(gt=0)] = 8
     max_event_bytes: Annotated[int, Field(gt=0)] = 1_000_000
+    # Its events, in which a row stands twice where it moves, are one table of Spark's, of 2 GB at most.
+    max_transaction_bytes: Annotated[int, Field(gt=0, le=1_000_000_000)] = 200_000_000
     report_seconds: Seconds = 60.0
     kafka_options: Annotated[Mapping[str, str], Field(repr=False)] = {}  # they may hold a password
 

@@ -1,0 +1,123 @@
+"""Transactions that are larger than a worker has memory for, alone or together."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from sidings.devstack.fixtures import TopicFactory
+from sidings.spark_analytics.transactions import assembling, bundles
+from sidings.spark_analytics.transactions.assembling import COUNTED
+
+from .cdc_support import Json, Row, config, header_rows, produce, read, rows_of
+from .test_cdc_combining import AUDIT, UPDATE, Operator, bodies, decoded
+from .test_cdc_streaming import configured, ended
+
+MANY = [Row("Customers", "INSERT", {"customer_id": number, "name": "ä" * number}) for number in range(1, 21)]
+
+
+@pytest.fixture(autouse=True)
+def _in_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "BUCKETS", 1)
+
+
+def size_of(rows: Sequence[Row]) -> int:
+    """As the setting counts it."""
+    packed = [item.row for item in decoded(header_rows("t", rows)) if item.row is not None]
+    return sum(200 + len(row.encode()) for row in packed)
+
+
+@pytest.mark.parametrize("chunk", [1, 300, 10**6])
+@pytest.mark.parametrize("batch", [1, 3, 7, 100])
+def test_a_transaction_is_as_large_as_its_rows_however_they_come(
+    monkeypatch: pytest.MonkeyPatch, batch: int, chunk: int
+):
+    monkeypatch.setattr(assembling, "CHUNK", chunk)
+    items = decoded(header_rows("t", [*MANY, *AUDIT]))
+    random.Random(batch).shuffle(items)
+    items = [item for item in items for _ in range(2)]  # duplicates count once
+    size = size_of([*MANY, *AUDIT])
+    for most in (size, size - 1):
+        operator = Operator(config(max_transaction_bytes=most))
+        sent: list[Json] = []
+        for begin in range(0, len(items), batch):
+            sent += bodies(operator.take(items[begin : begin + batch]))
+            assert operator.open.keys() <= {"t"}
+        assert not operator.open
+        if most == size:
+            assert [body["type"] for body in sent] == ["CustomerCreated"] * 20
+            continue
+        told = [body["alert"] for body in sent]
+        assert told[0] == "too-large"
+        assert set(told[1:]) <= {"given-up"}
+        assert sent[0]["bytes"] == size
+        assert sent[0]["transaction"] == "t"
+        assert f"of {size:,} bytes so far; max_transaction_bytes is {most:,}: the transaction" in sent[0]["reason"]
+
+
+def test_a_transaction_that_is_too_large_is_told_and_the_others_go_on():
+    """It stopped the query, and each that was started again: Spark makes one table of all its events."""
+    operator = Operator(config(max_transaction_bytes=2_000, expire_seconds=10, forget_seconds=100))
+    large, small = decoded(header_rows("large", MANY)), decoded(header_rows("small", MANY[:3]))
+    assert not operator.take([*large[:2], small[0]])
+    told, *events = bodies(operator.take([*large[2:9], *small[1:]]))
+    assert (told["alert"], told["transaction"], told["rows"], told["last"]) == ("too-large", "large", 9, None)
+    assert [event["type"] for event in events] == ["CustomerCreated"] * 3
+    assert not operator.open
+    assert [body["alert"] for body in bodies(operator.take(large[9:]))] == ["given-up"]
+    assert not operator.wait_until(1_000)
+    assert not operator.open
+
+
+def test_rows_that_a_version_before_has_kept_count_too():
+    """It noted nothing of their size."""
+    operator = Operator(config(max_transaction_bytes=2_000))
+    large = decoded(header_rows("large", MANY))
+    for item in large[:3]:
+        operator.take([item])
+    operator.spark.handle.setGroupingKey("transaction/0")
+    noted = operator.spark.handle.getMapState("rows", "id STRING, chunk INT", "rows STRING")
+    before = noted.getValue(("large", COUNTED))
+    noted.removeKey(("large", COUNTED))
+    operator.take([large[3]])
+    assert noted.getValue(("large", COUNTED)) != before
+    assert noted.getValue(("large", COUNTED)) == (str(size_of(MANY[:4])),)
+    assert [body["alert"] for body in bodies(operator.take(large[4:]))] == ["too-large"]
+
+
+def test_transactions_that_together_are_too_large_are_sent_one_after_another(monkeypatch: pytest.MonkeyPatch):
+    """Spark makes one table of what is sent of a bucket, and one of what timers send."""
+    operator = Operator(config(expire_seconds=10, forget_seconds=100))
+    monkeypatch.setattr(assembling, "ROOM", 300)
+    made = {f"t{number}": header_rows(f"t{number}", [UPDATE] * 5) for number in range(6)}
+    operator.take(decoded([value for values in made.values() for value in values[:3]]))
+    takes = [bodies(operator.take(decoded([value for values in made.values() for value in values[3:]])))]
+    assert operator.open
+    takes.append(bodies(operator.take(decoded(made["t5"]))))  # duplicates, which find it complete
+    for second in range(1, 6):
+        operator.spark.processor.init(operator.spark.handle)  # as Spark does for each micro-batch
+        takes.append(bodies(operator.wait_until(second)))
+    assert not operator.open
+    assert max(map(len, takes)) == 1
+    sent = [body for of_it in takes for body in of_it]
+    assert sorted(body["transaction"] for body in sent) == sorted(made)
+    assert [[row["ordinal"] for row in body["rows"]] for body in sent] == [[1, 2, 3, 4, 5]] * 6
+    assert not operator.wait_until(10_000), "none of them is incomplete"
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+async def test_on_spark_a_transaction_that_is_too_large_does_not_stop_the_query(
+    spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path
+):
+    topics = {name: await topic(name) for name in ("cdc", "customers", "addresses", "alerts")}
+    by = configured(topics, sidings_kafka, tmp_path, max_transaction_bytes=5_000, max_rows_per_trigger=7)
+    await produce(sidings_kafka, topics["cdc"], [*header_rows("small", MANY[:7]), *header_rows("large", MANY * 2)])
+    await produce(sidings_kafka, topics["cdc"], header_rows("after", MANY[:7]))
+    assert await ended(spark, by) == 0
+    sent = await read(by)
+    assert rows_of(sent) == {(id, ordinal) for id in ("small", "after") for ordinal in range(1, 8)}
+    told = [message.value for message in sent if "alert" in message.value]
+    assert {(body["alert"], body["transaction"]) for body in told} == {("too-large", "large"), ("given-up", "large")}
+    assert len([body for body in told if body["alert"] == "too-large"]) == 1
