@@ -75,8 +75,8 @@ async def pauses(session: Session, as_json: Json = False) -> None:
 
 def pauses_table(rows: "Sequence[PauseRow]", now: datetime) -> Table:
     """A row for each pause."""
-    shown = [(r.type, r.origin, r.group, r.paused_by, age(r.paused_at, now), r.reason) for r in rows]
-    return ["type", "origin", "group", "by", "ago", "because"], shown
+    shown = [(r.type, r.origin, r.group, r.topic, r.paused_by, age(r.paused_at, now), r.reason) for r in rows]
+    return ["type", "origin", "group", "topic", "by", "ago", "because"], shown
 
 
 def _pairs(values: dict[str, object]) -> str:

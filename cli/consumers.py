@@ -1,15 +1,15 @@
-"""`sidings consumers`: stored offsets, and moving them."""
+"""`sidings consumers`: stored offsets, and moving them; pausing a topic."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ActionRefused, ConfigurationError
-from .command import Because, By, Json, Yes, command, group
+from ..errors import ActionRefused, Busy, ConfigurationError, PostgresUnavailable
+from .command import Because, By, Json, Reason, Yes, command, group
 from .consent import ask
 from .filters import a_time
-from .output import Table, counted, note, print_json, table
+from .output import Table, counted, note, print_json, table, words
 from .session import Session, whoever_runs_this
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "kafka_settings", "offsets_table"]
 
-app = group("Consumers: stored offsets, and moving them.")
+app = group("Consumers: stored offsets, and moving them; pause and resume a topic.")
+
+Topic = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
 
 
 @command(app, "list")
@@ -28,7 +30,7 @@ async def list_offsets(
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The next offset of each partition, as Postgres has it. Stateless consumers have theirs in Kafka."""
+    """The next offset of each partition, as Postgres has it, and pauses. Stateless consumers have theirs in Kafka."""
     rows = await session.rows("consumer_offsets", topic)
     if as_json:
         print_json(session, offsets=[dict(row) for row in rows])
@@ -40,13 +42,40 @@ async def list_offsets(
 
 def offsets_table(rows: "Sequence[asyncpg.Record]") -> Table:
     """A row for each partition."""
-    return ["topic", "partition", "next offset", "resets"], [tuple(row) for row in rows]
+    return ["topic", "partition", "next offset", "resets", "paused"], [tuple(row) for row in rows]
+
+
+@command(app, "pause")
+async def pause(session: Session, topic: Topic, because: Reason, by: By = None) -> None:
+    """No further message of the topic is handled, in any instance; what is under way ends, what comes waits in Kafka.
+    Not of stateless consumers, nor of directories."""
+    admin = session.admin(by)
+    await admin.pause(topic=topic, reason=because)
+    typer.echo(f"the topic {topic} is paused")
+    try:
+        if not await session.rows("consumer_offsets", topic):
+            note(
+                "no consumer has stored offsets of it so far: if its name is a typing error, or only stateless "
+                "consumers and directories read it, resume it; `sidings consumers list` has the names"
+            )
+        if await admin.jobs(type=f"message:{topic}", limit=1):
+            stop = words("sidings", "types", "pause", f"message:{topic}", "--because", because)
+            note(f"messages of it wait as jobs, which go on being handled: `{stop}` pauses them, too")
+    except (Busy, PostgresUnavailable):  # what it says of changes is not meant of the pause, which stands
+        note("whether it has a consumer, and messages that wait as jobs, could not be looked up")
+
+
+@command(app, "resume")
+async def resume(session: Session, topic: Topic, by: By = None, because: Because = None) -> None:
+    """End a pause of the topic."""
+    await session.admin(by).resume(topic=topic, reason=because)
+    typer.echo(f"the topic {topic} goes on")
 
 
 @command(app, "reset")
 async def reset(
     session: Session,
-    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    topic: Topic,
     to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, 2h (ago), or a time.")],
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", help="Default: all with a stored offset; may be repeated.")

@@ -141,6 +141,9 @@ def actions_table(actions: "Sequence[AuditRow]", now: datetime) -> Table:
 
 def pause_text(pause: "PauseRow") -> str:
     """What is paused, by whom and why."""
-    of = ("type", pause.type) if pause.type else ("group" if pause.group else "origin", pause.origin)
-    name = f"{of[0]} {pause.group} of {of[1]}" if pause.group else f"{of[0]} {of[1]}"
+    if pause.group:
+        name = f"group {pause.group} of {pause.origin}"
+    else:
+        kind = "type" if pause.type else "origin" if pause.origin else "topic"
+        name = f"{kind} {pause.type or pause.origin or pause.topic}"
     return f"{name}, by {pause.paused_by}: {pause.reason}"

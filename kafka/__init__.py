@@ -6,12 +6,12 @@ Reading order:
   `typed_subscription`, with `checks` of what is given
 * who has which partition: `assignment` (from a consumer group to the executor's origins), `assignor`, `topics` (which
   partition a key belongs to)
-* the consumer, from the inside out: `transactions`, `offsets` with ``advance_offsets.sql`` (the compare-and-set),
-  `parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call),
-  `calling` (one message alone), `backlog` (back-pressure), `reset` (offsets moved by order), `fetch_loop` and
-  `topic_loop` (the main line), `siding` (what fails, and is tried alone), `placing` (where to read on), `topic_ids` (of
-  which topic), `leader_epochs` (of a log that still holds what was read), `lag`, and `stored`, which puts these
-  together: one `half` of the consumer
+* the consumer, from the inside out: `transactions`, `pauses` (by persons), `offsets` with ``advance_offsets.sql`` (the
+  compare-and-set), `parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits
+  each call), `calling` (one message alone), `backlog` (back-pressure), `reset` (offsets moved by order), `fetch_loop`
+  and `topic_loop` (the main line), `siding` (what fails, and is tried alone), `placing` (where to read on),
+  `topic_ids` (of which topic), `leader_epochs` (of a log that still holds what was read), `lag`, and `stored`, which
+  puts these together: one `half` of the consumer
 * the other half, which needs no Postgres: `stateless_subscription`, `stateless_window` (what may start, what may be
   committed), `stateless_partition`, `stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and
   `stateless`, which puts these together

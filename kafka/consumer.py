@@ -73,7 +73,8 @@ class Consumer(ConsumerRebalanceListener):
         self._halves: list[Half[Any, Any, Any]] = [half for half in (self._stored, self._stateless) if half is not None]
         self._topics = sorted({*consumed, *topics})
         self._unread = {*topics} - consumed
-        self.vitals = Vitals(consumed, self._topics, self._partitions)
+        paused = () if self._stored is None else self._stored.pauses
+        self.vitals = Vitals(consumed, self._topics, self._partitions, paused)
         self.metrics.figures = self.vitals.figures
         self._settings = settings
         self._group_id = settings.group or service

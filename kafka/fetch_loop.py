@@ -98,6 +98,11 @@ class FetchLoop(ABC):
     def in_flight(self) -> int:
         """What is under way."""
 
+    @property
+    def _resting(self) -> bool:
+        """Nothing new may be taken up, of this topic at least."""
+        return self._roof.paused
+
     @abstractmethod
     async def _handle(self, items: list[Item]) -> None:
         """Take up these messages, which stand first in their partitions."""
@@ -125,13 +130,13 @@ class FetchLoop(ABC):
         self._changed.clear()
         mine = [p for p in self._partitions.values() if p.tp.topic == self.topic]
         ready = [p for p in mine if p.state is State.READY]
-        if not ready or self._roof.paused:
+        if not ready or self._resting:
             await self._wait_for_change()
             return []
         if not any(partition.items for partition in ready):
             due = [partition for partition in ready if partition.put_off <= time.monotonic()]
             await self._poll(self._whose_turn(due), interrupted=any(p.state is State.ASIDE for p in mine))
-        if self._roof.paused:
+        if self._resting:
             return []
         items = [item for partition in ready if partition.state is State.READY for item in partition.items]
         return items[: self._max_records]

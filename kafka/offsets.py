@@ -11,6 +11,7 @@ from ..executor import Link, PostgresSettings
 from ..jobs import Transaction
 from ..schema import int_array, load_sql
 from .leader_epochs import LeaderEpochs
+from .pauses import Pauses
 
 __all__ = ["Move", "OffsetStore", "OffsetsMoved"]
 
@@ -36,14 +37,19 @@ class Move(NamedTuple):
 class OffsetStore:
     """Reads and writes ``consumer_offset``: with each offset goes the leader's epoch of the record before it. `link`
     serves the calls outside of handlers' transactions. timelines: of Postgres, that each offset was loaded from, by a
-    client before, too."""
+    client before, too. pauses: told of those of topics, with each `load` and `find_reset`."""
 
     how_to_set = "insert the row into consumer_offset"
     how_to_delete = "`sidings consumers reset TOPIC --to earliest`, or delete the partition's row from consumer_offset"
     how_to_move = "`sidings consumers reset {topic} --partition {partition} --to {offset}`"
 
     def __init__(
-        self, link: Link, settings: PostgresSettings, epochs: LeaderEpochs, timelines: dict[TopicPartition, str]
+        self,
+        link: Link,
+        settings: PostgresSettings,
+        epochs: LeaderEpochs,
+        timelines: dict[TopicPartition, str],
+        pauses: Pauses,
     ) -> None:
         schema = settings.schema_name
         self._link = link
@@ -57,6 +63,7 @@ class OffsetStore:
         # How often each partition had been reset when its offset was loaded; the compare-and-set expects it as well.
         self._resets: dict[TopicPartition, int] = {}
         self._timelines = timelines
+        self._pauses = pauses
         self._lost: set[TopicPartition] = set()  # whose row the server lacks that has replaced the one it was on
         self._topic_ids: dict[TopicPartition, UUID | None] = {}
         self._epochs: dict[TopicPartition, int | None] = {}
@@ -65,6 +72,8 @@ class OffsetStore:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
         topics, numbers = [p.topic for p in partitions], [p.partition for p in partitions]
         asked = await self._link.fetch(self._load_sql, topics, numbers)
+        if asked:
+            self._pauses.told(asked[0]["paused"])
         for row in asked:
             tp = _partition_of(row)
             if row["next_offset"] is None and self._timelines.get(tp, row["timeline"]) != row["timeline"]:
@@ -107,6 +116,7 @@ class OffsetStore:
         known = list(self._resets)
         partitions = int_array([tp.partition for tp in known])
         rows = await self._link.fetch(self._resets_sql, [tp.topic for tp in known], partitions)
+        self._pauses.told(rows[0]["paused"])
         timeline: str = rows[0]["timeline"]
         found = {_partition_of(row): row["resets"] for row in rows if row["topic"]}
         reset = {tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets}

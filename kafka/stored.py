@@ -16,6 +16,7 @@ from .metrics import ConsumerMetrics
 from .offsets import OffsetStore
 from .parking import Parking
 from .partition import Partition
+from .pauses import Pauses
 from .placing import Placer
 from .reset import ResetWatch
 from .seen import Seen, SeenUpkeep
@@ -30,7 +31,8 @@ __all__ = ["Stored"]
 
 
 class Stored(Half[Subscription[object], Partition, TopicLoop]):
-    """Consumes the topics of `subscriptions`, as a part of the consumer `roof`. backlog: where a topic has a limit."""
+    """Consumes the topics of `subscriptions`, as a part of the consumer `roof`. backlog: where a topic has a limit.
+    pauses: of topics, by persons."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
     ) -> None:
         super().__init__(subscriptions, Partition)
         self.backlog: Backlog | None = None
+        self.pauses = Pauses(subscriptions)
         self._settings = settings
         self._transactions = transactions
         self._topic_table = topic_table
@@ -55,7 +58,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
     def start(self, client: AIOKafkaConsumer, epochs: LeaderEpochs) -> None:
         """Make the parts that work with this client and with Postgres, and start them."""
         settings, postgres, spawn = self._settings, self._transactions.settings, self._roof.spawn
-        offsets = OffsetStore(self._link, postgres, epochs, self._timelines)
+        offsets = OffsetStore(self._link, postgres, epochs, self._timelines, self.pauses)
         self._placer = Placer(
             client,
             self.partitions,
@@ -107,6 +110,9 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
         parking: Parking,
         slots: asyncio.Semaphore,
     ) -> TopicLoop:
+        def paused() -> bool:
+            return subscription.topic in self.pauses
+
         handling = Handling(
             subscription,
             self._transactions,
@@ -115,7 +121,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             self._metrics,
             seen=Seen(self._transactions.settings) if subscription.dedup else None,
             batch_seconds=self._settings.batch_seconds,
-            hurry=lambda: self._roof.paused,
+            hurry=lambda: self._roof.paused or paused(),
             ending=lambda: self._roof.ending,
         )
         return TopicLoop(
@@ -127,6 +133,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             self._roof,
             max_records=max(self._settings.max_records, subscription.largest_batch),
             slots=slots,
+            paused=paused,
         )
 
     def _backlog(self, client: AIOKafkaConsumer) -> Backlog | None:

@@ -8,7 +8,7 @@ fails no other, and holds up nothing but its own partition.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
@@ -31,7 +31,8 @@ log = logging.getLogger("sidings.consumer")
 
 
 class TopicLoop(FetchLoop):
-    """Consumes one topic, its effects in Postgres. slots: how many partitions may be set aside and tried at once."""
+    """Consumes one topic, its effects in Postgres. slots: how many partitions may be set aside and tried at once.
+    paused: asked whether a person has paused the topic. Its partitions stay as they are then, with what is at hand."""
 
     def __init__(
         self,
@@ -44,11 +45,13 @@ class TopicLoop(FetchLoop):
         *,
         max_records: int,
         slots: asyncio.Semaphore,
+        paused: Callable[[], bool],
     ) -> None:
         super().__init__(subscription, client, partitions, roof, max_records=max_records)
         self.handling = handling
         self._metrics = metrics
-        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
+        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin, paused)
+        self._paused = paused
         self._backoff = Backoff()
         self._outage = Outage(log, f"{self.topic}: batches were not committed, or nobody knows")
         self.outages = *self.outages, self._outage, self._siding.outage
@@ -56,6 +59,10 @@ class TopicLoop(FetchLoop):
     @property
     def in_flight(self) -> int:
         return self.handling.in_flight
+
+    @property
+    def _resting(self) -> bool:
+        return self._roof.paused or self._paused()
 
     # -- handling ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class TopicLoop(FetchLoop):
 
     async def _split_until_done(self, items: list[Item], failing: list[Partition]) -> None:
         """`failing` takes up the partitions whose next message has failed."""
-        while items and not self._roof.paused:
+        while items and not self._resting:
             self.turned_at = time.monotonic()
             try:
                 done = await self.handling.handle(items)
@@ -104,7 +111,7 @@ class TopicLoop(FetchLoop):
     async def _one_by_one(self, items: Sequence[Item], failing: list[Partition]) -> None:
         for item in items:
             self.turned_at = time.monotonic()
-            if item.partition not in failing and not self._roof.paused:
+            if item.partition not in failing and not self._resting:
                 try:
                     await self.handling.handle([item])
                     self._go_on()

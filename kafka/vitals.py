@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -29,11 +29,15 @@ _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end o
 
 class Vitals:
     """Keeps since when something is not as it should be. topics: those that are consumed; joined: these, and those that
-    are joined for their jobs; partitions: gives those of `topics` that are assigned now. `problems` and `figures` may
-    be asked by any thread."""
+    are joined for their jobs; partitions: gives those of `topics` that are assigned now; paused: the topics that a
+    person has paused. `problems` and `figures` may be asked by any thread."""
 
     def __init__(
-        self, topics: Collection[str], joined: Collection[str], partitions: Callable[[], list[Partition]]
+        self,
+        topics: Collection[str],
+        joined: Collection[str],
+        partitions: Callable[[], list[Partition]],
+        paused: Container[str] = (),
     ) -> None:
         self.rebalancing_since: float | None = time.monotonic()
         self._assigned_since: float | None = None  # of this connection
@@ -41,6 +45,7 @@ class Vitals:
         self._joined = joined
         self._connected_since: float | None = None
         self._partitions = partitions
+        self._paused = paused
         self._client: AIOKafkaConsumer | None = None
         self._loops: Sequence[FetchLoop] = ()
         self._backlog: Backlog | None = None
@@ -108,7 +113,7 @@ class Vitals:
                 outage.over()
             led: defaultdict[object, list[TopicPartition]] = defaultdict(list)  # by each broker; of one nobody may hear
             for partition in self._partitions():
-                if partition.state in _UNREAD or partition.put_off:
+                if partition.state in _UNREAD or partition.put_off or partition.tp.topic in self._paused:
                     led[cast(Any, client)._client.cluster.leader_for_partition(partition.tp)].append(partition.tp)
             told = await asyncio.gather(*(self._ends_of(client, tps) for tps in led.values()))
             self._ends = {tp: end for ends in told for tp, end in ends.items()}
@@ -161,6 +166,7 @@ class Vitals:
         found += [
             f"the consumer of {loop.topic!r} has got no further for {outage.seconds():.0f} s: {outage.error}"
             for loop in self._loops
+            if loop.topic not in self._paused  # else nothing is tried
             for outage in loop.outages
             if outage.seconds() > _UNREACHABLE_SECONDS
             and (
@@ -176,7 +182,8 @@ class Vitals:
         found += [problem for p in partitions if (problem := p.problem()) is not None]
         if (uncounted := self._uncounted(partitions)) is not None:
             found.append(uncounted)
-        silent = [p for p in partitions if p.state is State.READY and _silence(p) > _STUCK_SECONDS]
+        read = [p for p in partitions if p.state is State.READY and p.tp.topic not in self._paused]
+        silent = [p for p in read if _silence(p) > _STUCK_SECONDS]
         if silent and lost <= _UNREACHABLE_SECONDS:
             why = "" if contact is None else contact.silence(p.tp for p in silent)
             some = ", ".join(p.origin for p in silent[:5])
@@ -217,6 +224,9 @@ class Vitals:
             "Partitions that stand still until a person helps; /health says why.",
             stopped,
         )
+        by_order: dict[tuple[str, int | None], float]
+        by_order = {(topic, None): float(topic in self._paused) for topic in self._topics}
+        yield "sidings_consumer_topic_paused", "1 while a person has paused the topic.", by_order
         jobs = {} if self._backlog is None else self._backlog.waiting
         waiting: dict[tuple[str, int | None], float] = {
             (tp.topic, tp.partition): float(count) for tp, count in jobs.items()

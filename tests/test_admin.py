@@ -17,6 +17,7 @@ from sidings.devstack.fixtures import OwnPostgres
 from sidings.errors import AdministrationError, Busy
 from sidings.jobs import OutcomeName, Transaction
 from sidings.jobs.admin import JobState
+from sidings.schema.migrate import migrations
 
 from .admin_support import (
     GROUP,
@@ -515,6 +516,7 @@ async def test_an_isolation_level_of_the_role_changes_nothing(database: str, lev
         assert [done.error async for done in admin.each("discard", [held])] == [None]
         await admin.requeue(held)
         await admin.pause(type="ride", reason="why")
+        await admin.pause(topic="positions", reason="why")
         assert await connection.fetchval("SHOW transaction_isolation") == level
 
 
@@ -523,6 +525,8 @@ async def test_an_isolation_level_of_the_role_changes_nothing(database: str, lev
     [
         "pause_jobs(actor => 'alice', reason => 'why', type => 'ride')",
         "pause_jobs(actor => 'alice', reason => 'why', origin => 'transports/0')",
+        "pause_topic('positions', 'alice', 'why')",
+        "resume_topic('positions', 'alice')",
         "requeue_job(4711, 'alice')",
         "move_jobs('gone/0', 'transports/0', 'alice')",
     ],
@@ -572,6 +576,27 @@ async def test_a_role_is_told_what_it_may_not_do_and_the_rights_of_the_guide_are
     await admin.cancel(id)
     await admin.requeue(id)
     await admin.pause(type="ride", reason="x")
+    await admin.pause(topic="positions", reason="x")
+    await admin.resume(topic="positions")
+
+
+async def test_rights_on_all_tables_hold_for_the_pauses_of_topics_that_came_later(
+    database: str, stranger: tuple[asyncpg.Connection, str]
+):
+    """Else a service that is not the owner would stand after the migration, and nobody could look at pauses."""
+    connection, name = stranger
+    async with connected(database) as owner:
+        await owner.execute(
+            f"""DROP TABLE sidings.topic_pause;
+                DROP FUNCTION sidings.take_topic, sidings.pause_topic, sidings.resume_topic;
+                GRANT USAGE ON SCHEMA sidings TO {name}; GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {name}"""
+        )
+        await owner.execute(next(migration.sql for migration in migrations() if migration.version == 65))
+    admin = Admin(connection, actor="alice")
+    assert await admin.pauses() == []
+    with pytest.raises(ActionRefused, match="permission denied for table topic_pause"):
+        await admin.pause(topic="positions", reason="x")
+    assert not await connection.fetchval("SELECT has_table_privilege('public', 'sidings.topic_pause', 'SELECT')")
 
 
 async def test_on_a_server_that_can_only_be_read_one_looks_and_is_told_where_to_act(database: str):
@@ -769,6 +794,63 @@ async def test_pauses_of_different_things_stand_side_by_side(database: str, admi
     }
 
 
+async def test_a_topic_is_paused_and_resumed_and_no_executor_is_interrupted(database: str, admin: Admin):
+    me = await a_holder(database, ORIGIN)
+    await admin.pause(topic="positions", reason="the database is repaired")
+    await admin.pause(topic="orders", reason="it, too")
+    other, pause = await admin.pauses()
+    assert (pause.topic, pause.type, pause.origin, pause.group) == ("positions", None, None, None)
+    assert (pause.paused_by, pause.reason) == ("alice", "the database is repaired")
+    assert (other.topic, other.reason) == ("orders", "it, too")
+    assert await value(database, "SELECT count(*) FROM sidings.pause") == 0, "jobs are named at once, as ever"
+    await admin.resume(topic="orders")
+    with pytest.raises(
+        ActionRefused, match=r"the topic positions is paused already, by alice since 20.*: the database"
+    ):
+        await admin.pause(topic="positions", reason="again")
+    await admin.resume(topic="positions", reason="up again")
+    actor, action, target, reason, detail = await last_action(admin)
+    assert (actor, action, target, reason) == ("alice", "resume", {"topic": "positions"}, "up again")
+    assert (detail["paused_by"], detail["reason"]) == ("alice", "the database is repaired")
+    with pytest.raises(ActionRefused, match="the topic positions is not paused: Look at the list of pauses"):
+        await admin.resume(topic="positions")
+    assert await admin.pauses() == []
+    assert await fence(database, me) == 0
+
+
+async def test_of_two_who_pause_a_topic_at_once_the_second_is_told_of_the_first(database: str, admin: Admin):
+    async with connected(database) as connection:
+        await connection.execute("BEGIN")
+        await connection.execute("SELECT sidings.pause_topic('positions', 'bob', 'first')")
+        second = asyncio.create_task(admin.pause(topic="positions", reason="second"))
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sidings.topic_pause'::regclass"
+        async with connected(database) as beside:
+            await eventually(lambda: is_one(beside, waiting))
+            assert await beside.fetchval("SELECT count(*) FROM sidings.topic_pause") == 0  # a consumer does not wait
+        await connection.execute("COMMIT")
+    with pytest.raises(ActionRefused, match="is paused already, by bob"):
+        await second
+
+
+async def is_one(connection: asyncpg.Connection, query: str) -> bool:
+    return await connection.fetchval(query) == 1
+
+
+async def test_what_is_meant_with_a_topic_is_clear_or_refused(database: str, admin: Admin):
+    others: list[dict[str, Any]] = [{"type": "ride"}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": GROUP}]
+    for target in others:
+        for act in (admin.pause(topic="positions", reason="x", **target), admin.resume(topic="positions", **target)):
+            with pytest.raises(ActionRefused, match=r"topic='positions': it is not clear .*: give it alone, without"):
+                await act
+    with pytest.raises(ActionRefused, match="no topic is named: Give the topic's name"):
+        await admin.pause(topic="", reason="x")
+    with pytest.raises(ActionRefused, match="a pause needs a reason: Give reason"):
+        await admin.pause(topic="positions", reason="")
+    with pytest.raises(ActionRefused, match="no topic is named"):
+        await admin.resume(topic="")
+    assert await admin.pauses() == []
+
+
 async def test_what_is_unclear_is_refused(database: str, admin: Admin):
     wrong: list[dict[str, Any]] = [
         {}, {"type": "ride", "origin": ORIGIN}, {"group": GROUP}, {"type": ""}, {"origin": ""},
@@ -786,7 +868,8 @@ async def test_who_acts_has_to_be_named(database: str):
     id = await a_job(database)
     async with connected(database) as connection:
         nobody = Admin(connection)
-        for action in (nobody.cancel(id), nobody.pause(type="ride", reason="x"), nobody.clear_group(ORIGIN, GROUP)):
+        pauses = nobody.pause(type="ride", reason="x"), nobody.pause(topic="positions", reason="x")
+        for action in (nobody.cancel(id), *pauses, nobody.clear_group(ORIGIN, GROUP)):
             with pytest.raises(ActionRefused, match="nobody is named who does it"):
                 await action
         assert await nobody.show(id)
@@ -1348,7 +1431,8 @@ async def test_the_lines_of_the_guide_do_what_they_say(database: str, admin: Adm
 async def test_the_sql_of_the_guide_does_what_it_says(database: str, admin: Admin):
     await some_jobs(database, 3, origin="transports/17", group="t-1")
     await fetch_all(database, block("administration.md", "From SQL", "sql"))
-    assert [row.action for row in await admin.audit()] == ["resume", "clear group", "pause"]
+    assert [row.action for row in await admin.audit()] == ["resume", "pause", "resume", "clear group", "pause"]
+    assert await admin.pauses() == []
     assert len(await history(database)) == 3
 
 

@@ -47,7 +47,7 @@ async def test_slots_are_as_many_as_ever_after_messages_have_had_them():
     """With fewer, messages that hang keep others waiting; with more, there are not enough connections for them."""
     shared, nothing = asyncio.Semaphore(2), SimpleNamespace(topic="positions")
     given: Any = nothing
-    siding = Siding(given, given, given, shared, lambda _: None)
+    siding = Siding(given, given, given, shared, lambda _: None, lambda: False)
     for _ in range(4):
         async with siding._slot():  # both kinds are free
             pass

@@ -388,7 +388,10 @@ async def test_stored_offsets_are_listed(database: str):
         database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('a', 1, 42), ('b', 0, 7)"
     )
     found = await cli_json(database, "consumers", "list", "--topic", "a")
-    assert found["offsets"] == [{"topic": "a", "partition": 1, "next_offset": 42, "resets": 0}]
+    assert found["offsets"] == [{"topic": "a", "partition": 1, "next_offset": 42, "resets": 0, "paused": None}]
+    await cli(database, "consumers", "pause", "a", "--because", "look")
+    paused = {row["topic"]: row["paused"] for row in (await cli_json(database, "consumers", "list"))["offsets"]}
+    assert paused == {"a": "alice: look", "b": None}
     assert len((await cli(database, "consumers", "list")).stdout.splitlines()) == 3
 
 

@@ -325,6 +325,7 @@ async def test_whatever_is_done_the_audit_has_who_and_why(database: str):
         *[("types", verb, "ride") for verb in ("pause", "resume")],
         *[("origins", verb, ORIGIN) for verb in ("pause", "resume")],
         *[("groups", verb, ORIGIN, GROUP) for verb in ("pause", "resume")],
+        *[("consumers", verb, "positions") for verb in ("pause", "resume")],
         ("origins", "move", "gone/0", ORIGIN, "--yes"),
         ("outbox", "retry", "etas"),
         *[("outbox", verb, "--topic", topic, "--yes") for verb, topic in (("release", "etas"), ("discard", "bills"))],
@@ -373,13 +374,19 @@ async def test_a_group_is_cleared_of_the_job_that_runs_only_when_that_is_said(da
 @pytest.mark.parametrize(
     ("command", "target"),
     [
-        (("types", "{}", "ride"), {"type": "ride", "origin": None, "group": None}),
-        (("origins", "{}", ORIGIN), {"type": None, "origin": ORIGIN, "group": None}),
-        (("groups", "{}", ORIGIN, GROUP), {"type": None, "origin": ORIGIN, "group": GROUP}),
+        (("types", "{}", "ride"), {"type": "ride"}),
+        (("origins", "{}", ORIGIN), {"origin": ORIGIN}),
+        (("groups", "{}", ORIGIN, GROUP), {"origin": ORIGIN, "group": GROUP}),
+        (("consumers", "{}", "positions"), {"topic": "positions"}),
     ],
 )
-async def test_types_origins_and_groups_are_paused_and_resumed(database: str, command: tuple[str, ...], target: object):
+async def test_types_origins_groups_and_topics_are_paused_and_resumed(
+    database: str, command: tuple[str, ...], target: dict[str, str]
+):
     await a_job(database)
+    await execute(
+        database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('positions', 0, 42)"
+    )
     await a_holder(database, ORIGIN)
     pause = [word.format("pause") for word in command]
     resume = [word.format("resume") for word in command]
@@ -387,7 +394,9 @@ async def test_types_origins_and_groups_are_paused_and_resumed(database: str, co
     result = await cli(database, *pause, "--because", "carrier down")
     assert result.stderr == ""
     (row,) = (await cli_json(database, "pauses"))["pauses"]
-    assert {name: row[name] for name in ("type", "origin", "group")} == target
+    assert {name: row[name] for name in ("type", "origin", "group", "topic") if row[name] is not None} == target
+    status = await cli(database, "status")
+    assert f"paused: {command[0][:-1].replace('consumer', 'topic')} {command[-1]}" in status.stdout
     assert (row["paused_by"], row["reason"]) == ("alice", "carrier down")
     assert "paused already, by alice" in await refused(database, *pause, "--because", "again")
     await cli(database, *resume)
@@ -396,10 +405,36 @@ async def test_types_origins_and_groups_are_paused_and_resumed(database: str, co
 
 
 async def test_a_pause_of_what_is_not_there_says_that_it_may_be_a_typing_error(database: str):
-    for command in (("types", "pause", "rode"), ("origins", "pause", "transport/0"), ("groups", "pause", ORIGIN, "G")):
+    named = ("types", "pause", "rode"), ("origins", "pause", "transport/0"), ("groups", "pause", ORIGIN, "G")
+    for command in (*named, ("consumers", "pause", "position")):
         for _ in range(2):  # the first leaves a row of the origin
             assert "typing error" in (await cli(database, *command, "--because", "x")).stderr, command
             await cli(database, command[0], "resume", *command[2:])
+
+
+async def test_who_pauses_a_topic_is_told_of_its_messages_that_wait_as_jobs(database: str):
+    await execute(
+        database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('positions', 0, 42)"
+    )
+    await a_job(database, type="'message:positions'")
+    told = (await cli(database, "consumers", "pause", "positions", "--because", "a repair")).stderr
+    assert told == (
+        "messages of it wait as jobs, which go on being handled: `sidings types pause message:positions --because "
+        "'a repair'` pauses them, too\n"
+    )
+
+
+async def test_a_pause_of_a_topic_is_told_of_though_what_it_has_could_not_be_looked_up(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(KINDS, "list", re.compile(r"FROM sidings\.consumer_offset c"))
+    async with proxied(database) as proxy:
+        fault = proxy.arm("list", Moment.BEFORE)
+        result = await cli(proxy.dsn, "consumers", "pause", "positions", "--because", "x")
+    assert fault.hits == 1
+    assert result.stdout == "the topic positions is paused\n"
+    assert result.stderr.startswith("whether it has a consumer, and messages that wait as jobs, could not be looked up")
+    assert [pause["topic"] for pause in (await cli_json(database, "pauses"))["pauses"]] == ["positions"]
 
 
 async def test_a_pause_is_told_of_though_it_cannot_be_looked_up_whether_there_are_jobs(

@@ -208,6 +208,7 @@ async def test_a_client_that_is_given_up_while_a_message_has_failed_ends_nothing
         *(SimpleNamespace(topic="t"), Mock(), partitions, SimpleNamespace(handle=handle), Mock(), consumer),
         max_records=10,
         slots=asyncio.Semaphore(1),
+        paused=lambda: False,
     )
     with pytest.raises(ExceptionGroup) as raised:
         await run()

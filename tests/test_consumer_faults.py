@@ -647,7 +647,7 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     contact.lost_since = clock[0]
     assert after(10) == []
     silent = SimpleNamespace(
-        tp=0, origin="positions/0", state=State.READY, since=0.0, problem=lambda: None, put_off=0.0
+        tp=TP, origin="positions/0", state=State.READY, since=0.0, problem=lambda: None, put_off=0.0
     )
     silent.idle_at, silent.answered_at = clock[0], 0.0
     vitals._partitions = lambda: [silent]  # type: ignore[assignment, list-item]

@@ -21,6 +21,7 @@ from sidings.kafka.leader_epochs import LeaderEpochs
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move, OffsetStore
 from sidings.kafka.partition import Partition, State
+from sidings.kafka.pauses import Pauses
 from sidings.kafka.placing import Placer
 from sidings.schema import load_sql
 
@@ -523,7 +524,7 @@ async def test_a_partition_that_is_assigned_anew_while_its_leader_is_asked_is_no
 async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_stored_with(database):
     leader, settings = Leader(), PostgresSettings(dsn=database)
     link = Link(settings, lambda: None)
-    offsets = OffsetStore(link, settings, leader.epochs, {})
+    offsets = OffsetStore(link, settings, leader.epochs, {}, Pauses([]))
 
     async def epoch_after(change: str) -> int | None:
         async with connected(database) as connection:

@@ -290,6 +290,12 @@ def test_the_alert_on_jobs_that_wait_names_too_few_workers_and_pauses() -> None:
     assert "`sidings pauses`" in alert
 
 
+def test_the_alert_on_lag_names_pauses() -> None:
+    """Nothing is wrong then, so that /health, the log's errors and the other metrics of the topic have nothing."""
+    alert = (ROOT / "docs/alerts.yml").read_text().partition("alert: SidingsConsumerLags")[2].partition("- alert:")[0]
+    assert "`sidings pauses`" in alert
+
+
 def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> None:
     """`increase()` does not see the first count of a series that begins with it."""
     registry, jobs = CollectorRegistry(), Registry()

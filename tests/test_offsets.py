@@ -9,6 +9,7 @@ from aiokafka import TopicPartition
 from sidings import PostgresSettings
 from sidings.executor import Link
 from sidings.kafka.offsets import Move, OffsetStore
+from sidings.kafka.pauses import Pauses
 from sidings.schema import load_sql
 
 from .support import SECONDS, connected, eventually
@@ -21,7 +22,7 @@ async def test_of_instances_that_place_a_partition_at_once_the_first_decides_whe
     settings, unknown = PostgresSettings(dsn=database), SimpleNamespace(before=lambda *_: None)
     link = Link(settings)
     epochs: Any = unknown
-    first, second = (OffsetStore(link, settings, epochs, {}) for _ in range(2))
+    first, second = (OffsetStore(link, settings, epochs, {}, Pauses([])) for _ in range(2))
     try:
         assert await first.load([TP]) == await second.load([TP]) == {}
         await first.create({TP: 5})
@@ -39,7 +40,7 @@ async def test_who_is_paused_between_its_offsets_and_its_commit_keeps_the_next_o
     """The row stayed locked for as long as the handlers' own statements may let pass, with PgBouncer for ever."""
     settings, epochs = PostgresSettings(dsn=database), SimpleNamespace(before=lambda *_: None)
     limit, link = "SHOW idle_in_transaction_session_timeout", Link(settings)
-    offsets = OffsetStore(link, settings, epochs, {})  # pyright: ignore[reportArgumentType]
+    offsets = OffsetStore(link, settings, epochs, {}, Pauses([]))  # pyright: ignore[reportArgumentType]
     try:
         await offsets.create({TP: 5})
         await offsets.load([TP])

@@ -32,8 +32,10 @@ def a_partition(number: int, state: State, *, seconds: float = 0, next_offset: i
     return partition
 
 
-def of(partitions: list[Partition], *loops: Any, backlog: Any = None, highwater: Any = lambda _: None) -> Vitals:
-    vitals = Vitals({"positions", "orders"}, {"positions"}, lambda: partitions)
+def of(
+    partitions: list[Partition], *loops: Any, backlog: Any = None, highwater: Any = lambda _: None, paused: Any = ()
+) -> Vitals:
+    vitals = Vitals({"positions", "orders"}, {"positions"}, lambda: partitions, paused)
     client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0}, highwater=highwater, _client=SEES_ALL)
     contact: Any = SimpleNamespace(
         lost_since=None, silence=lambda _: "", unreached="", throttling="", unheard=lambda: 0.0
@@ -70,6 +72,7 @@ def test_what_the_figures_are_of(clock):
     assert figures["stalled_seconds"] == {positions: 10} | none
     assert figures["full_partitions"] == {positions: 1} | none
     assert figures["stopped_partitions"] == {positions: 1} | none
+    assert figures["topic_paused"] == {positions: 0} | none
     assert figures["waiting_jobs"] == {("positions", 2): 30}
     assert {number: lag for (_, number), lag in figures["lag"].items()} == {0: 4, 2: 10, 3: 0, 7: 3}
 
@@ -114,6 +117,32 @@ def test_what_is_no_problem_yet_any_more_or_of_another_kind(clock):
     assert problems(aside, before, ready) == ["Kafka has not answered for 60 s about positions/2"]
     ready.since, ready.answered_at = NOW - 61, NOW - 1
     assert problems(ready) == []
+
+
+def test_of_a_topic_that_a_person_has_paused_nothing_is_expected_but_what_is_wrong_all_the_same(clock):
+    """Where nothing is asked for, Kafka says nothing; and what is not tried gets no further."""
+    outage: Any = SimpleNamespace(seconds=lambda: 90.0, error="no right", failed_at=NOW - 1)
+    loop = SimpleNamespace(topic="positions", turned_at=NOW - 1, outages=[outage], put_off=outage)
+    silent, deaf = a_partition(0, State.READY, seconds=90), a_partition(1, State.READY)
+    silent.answered_at = NOW - 90
+    refused = a_partition(2, State.REFUSED, reason="the log was cut off")
+    deaf.deaf.add(7)
+    unplaced = a_partition(3, State.UNPLACED, seconds=16)
+    wrong = [
+        "1 partitions (positions/3) have no place to read from yet: their stored offsets could not be read",
+        "positions/1: the handler of offset 7 goes on, although it was cancelled at its timeout",
+        "the log was cut off",
+    ]
+    by_itself = [
+        "the consumer of 'positions' has got no further for 90 s: no right",
+        "Kafka has not answered for 60 s about positions/0",
+    ]
+    partitions = [silent, deaf, refused, unplaced]
+    assert sorted(of(partitions, loop).problems()) == sorted([*wrong, *by_itself])
+    assert sorted(of(partitions, loop, paused={"orders"}).problems()) == sorted([*wrong, *by_itself])
+    assert sorted(of(partitions, loop, paused={"positions"}).problems()) == sorted(wrong)
+    figures = {name: values for name, _, values in of(partitions, paused={"orders"}).figures()}
+    assert figures["sidings_consumer_topic_paused"] == {("positions", None): 0, ("orders", None): 1}
 
 
 def test_a_coordinator_that_has_not_answered_for_long_is_told_of_but_not_beside_what_is_worse(clock):

@@ -51,6 +51,7 @@ async def _of_everything(dsn: str) -> dict[str, int]:
         f"VALUES (7, now(), 0, 'etas', convert_to('{quoted}', 'utf8'), '', '{quoted}')",
         "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('positions', 3, 41)",
     )
+    await cli(dsn, "consumers", "pause", "positions", "--because", EVIL)
     return {**ids, "ended": gone}
 
 
@@ -105,7 +106,7 @@ async def test_the_pages_show_what_the_commands_show(database: str, browser: htt
     assert blocked == [str(ids["backing off"]), str(ids["blocked"])]
     assert str(ids["ended"]) in _cells(await _page(browser, "/ended"))
     assert str(ids["ended"]) not in _cells(await _page(browser, "/ended?since=2020-01-01T00:00Z&outcome=cancelled"))
-    assert _cells(await _page(browser, "/consumers")) == ["positions", "3", "41", "0"]
+    assert _cells(await _page(browser, "/consumers")) == ["positions", "3", "41", "0", f"alice: {EVIL}"]
     assert EVIL in _cells(await _page(browser, "/outbox"))
     assert "host-of-the-holder:4711" in _cells(await _page(browser, "/origins"))
 

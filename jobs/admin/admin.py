@@ -445,21 +445,40 @@ class Admin:
     # -- pauses, origins ------------------------------------------------------------------------------------------
 
     async def pause(
-        self, *, reason: str, type: str | None = None, origin: str | None = None, group: str | None = None
+        self,
+        *,
+        reason: str,
+        type: str | None = None,
+        origin: str | None = None,
+        group: str | None = None,
+        topic: str | None = None,
     ) -> None:
-        """Let no further job start of a type, of an origin, or of a group of an origin.
+        """Let no further job start of a type, of an origin, or of a group of an origin; or let no further message of a
+        topic be handled, in any instance.
 
-        What runs goes on; what is enqueued waits.
+        What runs goes on; what is enqueued waits, and what comes waits in Kafka. Instances learn of the pause of a
+        topic within a second or so. It concerns consumers whose offsets are in Postgres: neither stateless ones nor
+        directories, nor messages that wait as jobs (pause their type, ``message:<topic>``).
 
         Raises:
             ActionRefused: It is paused already, and the message says by whom; or it is not clear what is meant: give a
-                type, an origin, or an origin and a group.
+                type, an origin, an origin and a group, or a topic.
             Busy: Somebody else's transaction holds a row. Nothing has changed: try again.
         """
-        await self._calls.value("pause_jobs", self._actor, reason, type, origin, group)
+        if topic is None:
+            await self._calls.value("pause_jobs", self._actor, reason, type, origin, group)
+        else:
+            _check_alone(topic, type, origin, group)
+            await self._calls.value("pause_topic", topic, self._actor, reason)
 
     async def resume(
-        self, *, type: str | None = None, origin: str | None = None, group: str | None = None, reason: str | None = None
+        self,
+        *,
+        type: str | None = None,
+        origin: str | None = None,
+        group: str | None = None,
+        topic: str | None = None,
+        reason: str | None = None,
     ) -> None:
         """End a pause.
 
@@ -467,7 +486,11 @@ class Admin:
             ActionRefused: It is not paused.
             Busy: Somebody else's transaction holds a row. Nothing has changed: try again.
         """
-        await self._calls.value("resume_jobs", self._actor, reason, type, origin, group)
+        if topic is None:
+            await self._calls.value("resume_jobs", self._actor, reason, type, origin, group)
+        else:
+            _check_alone(topic, type, origin, group)
+            await self._calls.value("resume_topic", topic, self._actor, reason)
 
     async def move(self, origin: str, to: str, *, reason: str | None = None, lease_seconds: float = 60.0) -> int:
         """Give all jobs of an orphaned origin to another one, in the same order, behind what waits there.
@@ -524,6 +547,13 @@ def _outcome(outcome: OutcomeName | str) -> OutcomeName:
     if outcome not in [name for name in OutcomeName if name.terminal]:
         raise ActionRefused(f"outcome {outcome!r} ends no job: give some of {', '.join(_UNSUCCESSFUL)}, succeeded")
     return OutcomeName(outcome)
+
+
+def _check_alone(topic: str, *others: str | None) -> None:
+    if any(other is not None for other in others):
+        raise ActionRefused(
+            f"topic={topic!r}: it is not clear what is meant: give it alone, without type=, origin= and group="
+        )
 
 
 def _concerns(pause: PauseRow, job: JobRow) -> bool:

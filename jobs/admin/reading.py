@@ -58,7 +58,7 @@ def _pause_of(row: asyncpg.Record, *, group: str | None) -> PauseRow | None:
     """That of the origin, or of the group of it, that the row is of."""
     if row["paused_by"] is None:
         return None
-    return _made(PauseRow, row, type=None, group=group, reason=row["pause_reason"])
+    return _made(PauseRow, row, type=None, group=group, topic=None, reason=row["pause_reason"])
 
 
 def _made(kind: type[T], row: asyncpg.Record, **instead: object) -> T:

@@ -131,11 +131,12 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class PauseRow:
-    """A type, an origin, or a group of an origin, of which no job starts."""
+    """What is paused: a type, an origin, or a group of an origin, of which no job starts; or the reading of a topic."""
 
     type: str | None
     origin: str | None
     group: str | None
+    topic: str | None
     paused_by: str
     reason: str
     paused_at: datetime
