@@ -124,6 +124,7 @@ async def test_a_consumed_topic_gets_another_name(effects, topic, sidings_kafka,
                 INSERT INTO sidings.job (type, origin, position, held) VALUES ('tell', '{positions}/1', NULL, 'why');
                 INSERT INTO sidings.pause (kind, type, origin, "group", paused_by, reason) VALUES
                     ('type', 'message:{positions}', NULL, NULL, 'a', 'b'), ('group', NULL, '{positions}/2', '', '', '');
+                SELECT sidings.pause_topic('{positions}', 'alice', 'a repair');
                 UPDATE sidings.topic SET former = '{{2}}' WHERE topic = '{positions}'"""
         )
     async with connected(effects) as connection:
@@ -137,6 +138,7 @@ async def test_a_consumed_topic_gets_another_name(effects, topic, sidings_kafka,
     assert await value(effects, "SELECT former FROM sidings.topic WHERE topic = $1", places) == [2]
     pauses = await fetch(effects, "DELETE FROM sidings.pause RETURNING type, origin")
     assert {tuple(row) for row in pauses} == {(f"message:{places}", None), (None, f"{places}/2")}
+    assert await value(effects, "DELETE FROM sidings.topic_pause RETURNING topic") == places
     await fetch(effects, "DELETE FROM sidings.job WHERE held = 'why'")
     async with Release(effects, sidings_kafka, places, start=start) as new:
         for partition, end in enumerate(ends):

@@ -428,7 +428,8 @@ async def test_what_was_resumed_after_one_service_had_become_two_stays_so(databa
         await connection.execute(
             """SELECT sidings.enqueue(type, '{}', 'orders/0', 'a') FROM unnest('{bill,tell}'::text[]) type;
                SELECT sidings.pause_jobs('alice', 'away', type => type) FROM unnest('{bill,tell}'::text[]) type;
-               SELECT sidings.pause_jobs('alice', 'the bank is away', origin => 'orders/0')"""
+               SELECT sidings.pause_jobs('alice', 'the bank is away', origin => 'orders/0');
+               SELECT sidings.pause_topic(topic, 'alice', 'away') FROM unnest('{orders,legs}'::text[]) topic"""
         )
         await perform(database, "One service becomes two")
         assert [tuple(row) for row in await connection.fetch(pauses.format("billing"))] == [
@@ -437,6 +438,10 @@ async def test_what_was_resumed_after_one_service_had_become_two_stays_so(databa
         assert [tuple(row) for row in await connection.fetch(pauses.format("sidings"))] == [
             ("tell", None), (None, "orders/0")
         ]  # fmt: skip
-        await connection.execute("DELETE FROM billing.pause")
+        topics = "SELECT array_agg(topic) FROM {}.topic_pause"
+        assert await connection.fetchval(topics.format("billing")) == ["orders"]
+        assert await connection.fetchval(topics.format("sidings")) == ["legs"]
+        await connection.execute("DELETE FROM billing.pause; DELETE FROM billing.topic_pause")
         await perform(database, "One service becomes two")
         assert await connection.fetch(pauses.format("billing")) == []
+        assert await connection.fetchval(topics.format("billing")) is None
