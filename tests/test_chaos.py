@@ -287,7 +287,7 @@ class Features(Chaos):
         connection = await asyncpg.connect(self.fleet.dsn, timeout=20, command_timeout=20)
         admin = Admin(connection, actor="test")
         for pause in await admin.pauses():
-            await admin.resume(type=pause.type, origin=pause.origin, group=pause.group)
+            await admin.resume(type=pause.type, origin=pause.origin, group=pause.group, topic=pause.topic)
         connection.terminate()
 
     async def person(self, act: Callable[[Admin, asyncpg.Connection], Awaitable[object]]) -> None:

@@ -1,5 +1,6 @@
 """Consumers of every kind at once (lists, types, isolated, told by ids, with back-pressure, of a topic that grows, of
-one that is reset) while processes and servers die, pause and come back: effects are those of the log, once each."""
+one that is reset) while processes and servers die, pause and come back, and persons pause topics: effects are those of
+the log, once each."""
 
 import asyncio
 import json
@@ -141,6 +142,8 @@ class World:
                 await restart_broker(rng, self.kafka)
             case "reset":
                 await self.reset(TopicPartition("lists", rng.randrange(PARTITIONS["lists"])))
+            case "pause topic":
+                await self.pause_or_resume(rng.choice(list(PARTITIONS)))
             case _:
                 pass
 
@@ -158,10 +161,23 @@ class World:
                 return
         self.resets[tp].append(to)
 
+    async def pause_or_resume(self, topic: str) -> None:
+        """Whichever it is not."""
+        async with connected(self.postgres.dsn) as connection:
+            admin = Admin(connection, actor="test")
+            if topic in {pause.topic for pause in await admin.pauses()}:
+                await admin.resume(topic=topic)
+            else:
+                await admin.pause(topic=topic, reason="a test")
+
     async def grow(self) -> None:
         if not self.grown:
             self.grown = True
             await add_partitions(self.kafka.bootstrap, "grows", GROWN)
+
+
+async def paused_topics(dsn: str) -> list[str]:
+    return [row["topic"] for row in await fetch(dsn, "SELECT topic FROM sidings.topic_pause")]
 
 
 @pytest.mark.chaos
@@ -188,7 +204,7 @@ async def test_effects_are_those_of_the_log_once_each(own_postgres, own_kafka, t
     try:
         until = time.monotonic() + CHAOS_SECONDS
         while time.monotonic() < until:
-            action = rng.choice([*actions, "reset", "reset"])
+            action = rng.choice([*actions, "reset", "reset", "pause topic", "pause topic"])
             did[action] += 1
             await disturb(rng, action, workers)
             await world.happen(action)
@@ -197,6 +213,8 @@ async def test_effects_are_those_of_the_log_once_each(own_postgres, own_kafka, t
             await asyncio.sleep(rng.choice([0.3, 1, 2]))
         await flow.stop()
         await world.grow()
+        for topic in await paused_topics(postgres.dsn):
+            await world.pause_or_resume(topic)
         log = await committed_log(kafka.bootstrap, TPS)
         ends = {TopicPartition(r.topic, r.partition): r.offset for r in log}
 
