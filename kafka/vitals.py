@@ -225,8 +225,13 @@ class Vitals:
             stopped,
         )
         by_order: dict[tuple[str, int | None], float]
-        by_order = {(topic, None): float(topic in self._paused) for topic in self._topics}
-        yield "sidings_consumer_topic_paused", "1 while a person has paused the topic.", by_order
+        under_way = {loop.topic for loop in self._loops if loop.in_flight}
+        by_order = {(topic, None): float(topic in self._paused and topic not in under_way) for topic in self._topics}
+        yield (
+            "sidings_consumer_topic_paused",
+            "1 while a person has paused the topic, once nothing of it is under way any more.",
+            by_order,
+        )
         jobs = {} if self._backlog is None else self._backlog.waiting
         waiting: dict[tuple[str, int | None], float] = {
             (tp.topic, tp.partition): float(count) for tp, count in jobs.items()

@@ -591,7 +591,7 @@ async def test_rights_on_all_tables_hold_for_the_pauses_of_topics_that_came_late
                 DROP FUNCTION sidings.take_topic, sidings.pause_topic, sidings.resume_topic;
                 GRANT USAGE ON SCHEMA sidings TO {name}; GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {name}"""
         )
-        await owner.execute(next(migration.sql for migration in migrations() if migration.version == 65))
+        await owner.execute(next(migration.sql for migration in migrations() if migration.name == "paused_topics"))
     admin = Admin(connection, actor="alice")
     assert await admin.pauses() == []
     with pytest.raises(ActionRefused, match="permission denied for table topic_pause"):

@@ -42,8 +42,7 @@ async def pause(dsn: str, topic: str, *services: Any) -> None:
     async with administering(dsn) as admin:
         await admin.pause(topic=topic, reason="a repair")
     for service in services:
-        await seen(service, topic)
-        await eventually(lambda service=service: not in_flight(service, topic))
+        await eventually(lambda service=service: gauge(service, topic) == 1)
 
 
 async def resume(dsn: str, topic: str) -> None:
@@ -52,11 +51,11 @@ async def resume(dsn: str, topic: str) -> None:
 
 
 async def seen(service: Any, topic: str) -> None:
-    await eventually(lambda: sample(service, "sidings_consumer_topic_paused", topic=topic) == 1)
+    await eventually(lambda: topic in service._life.consumer._stored.pauses)
 
 
-def in_flight(service: Any, topic: str) -> int:
-    return sum(loop.in_flight for loop in service._life.consumer._loops() if loop.topic == topic)
+def gauge(service: Any, topic: str) -> float | None:
+    return sample(service, "sidings_consumer_topic_paused", topic=topic)
 
 
 def states(service: Any, topic: str) -> list[State]:
@@ -97,13 +96,13 @@ async def test_a_topic_is_paused_while_others_go_on_and_goes_on_where_it_stood(e
         await eventually(lambda: sample(service, "sidings_consumer_lag", topic=paused) == 22)
         await produce(sidings_kafka, paused, range(20, 25))  # behind what the client has fetched, and fetches no more
         await eventually(lambda: sample(service, "sidings_consumer_lag", topic=paused) == 27)
-        assert sample(service, "sidings_consumer_topic_paused", topic=other) == 0
+        assert gauge(service, other) == 0
         assert {p: o for (t, p), o in (await stored_offsets(effects)).items() if t == paused} == {0: 5, 1: 0}
         assert service.problems() == []
         await resume(effects, paused)
         await eventually(offset_reaches(effects, paused, 25))
         await eventually(offset_reaches(effects, paused, 7, 1))
-        await eventually(lambda: sample(service, "sidings_consumer_topic_paused") == 0)
+        await eventually(lambda: gauge(service, paused) == 0)
     assert await numbers(effects, f"topic = '{paused}' AND partition = 0") == list(range(25))
     assert await numbers(effects, f"topic = '{paused}' AND partition = 1") == list(range(7))
     assert await numbers(effects, f"topic = '{other}'") == list(range(10))
@@ -167,8 +166,9 @@ async def test_of_a_batch_that_is_under_way_what_was_begun_is_committed_and_no_m
         async with administering(effects) as admin:
             await admin.pause(topic=name, reason="a repair")
         await seen(service, name)
+        assert gauge(service, name) == 0
         go_on.set()
-        await eventually(lambda: not in_flight(service, name))
+        await eventually(lambda: gauge(service, name) == 1)
         assert await numbers(effects) == [0, 1, 2]
         assert await stored_offsets(effects) == {(name, 0): 3}
         await resume(effects, name)

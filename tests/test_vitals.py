@@ -141,8 +141,18 @@ def test_of_a_topic_that_a_person_has_paused_nothing_is_expected_but_what_is_wro
     assert sorted(of(partitions, loop).problems()) == sorted([*wrong, *by_itself])
     assert sorted(of(partitions, loop, paused={"orders"}).problems()) == sorted([*wrong, *by_itself])
     assert sorted(of(partitions, loop, paused={"positions"}).problems()) == sorted(wrong)
-    figures = {name: values for name, _, values in of(partitions, paused={"orders"}).figures()}
-    assert figures["sidings_consumer_topic_paused"] == {("positions", None): 0, ("orders", None): 1}
+
+
+def test_a_topic_is_paused_once_nothing_of_it_is_under_way(clock):
+    loops = [SimpleNamespace(topic="orders", in_flight=0), SimpleNamespace(topic="positions", in_flight=1)]
+    for paused, figure in (set[str](), (0, 0)), ({"orders"}, (1, 0)), ({"orders", "positions"}, (1, 0)):
+        figures = {name: values for name, _, values in of([], *loops, paused=paused).figures()}
+        orders, positions = figure
+        of_topics = {("positions", None): positions, ("orders", None): orders}
+        assert figures["sidings_consumer_topic_paused"] == of_topics
+    loops[1].in_flight = 0
+    figures = {name: values for name, _, values in of([], *loops, paused={"positions"}).figures()}
+    assert figures["sidings_consumer_topic_paused"] == {("positions", None): 1, ("orders", None): 0}
 
 
 def test_a_coordinator_that_has_not_answered_for_long_is_told_of_but_not_beside_what_is_worse(clock):
