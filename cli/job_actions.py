@@ -130,8 +130,10 @@ async def requeue(
             ended = f"{' or '.join(chosen['outcomes'])} since {since}" + (f" and before {before}" if before else "")
             fail(f"no job was {ended} that fits and was neither requeued nor delivered again: nothing was done")
         print_ended(session, rows)
-        start, end = chosen["since"].isoformat(timespec="seconds"), (until or session.now).isoformat()
-        _say_limit(len(rows), limit, f" with --since {start} --before {end}")
+        again, end = f" with --since {chosen['since'].isoformat(timespec='seconds')}", until or session.now
+        if all(row.finished_at < end for row in rows):  # else what ended while the clock was ahead would be left behind
+            again += f" --before {end.isoformat()}"
+        _say_limit(len(rows), limit, again)
         ends = {row.job_id: row.finished_at for row in rows}
         ids = list(ends)  # in the order in which they were enqueued
     if filtered or len(ids) > 1:

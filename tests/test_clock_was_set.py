@@ -1,6 +1,8 @@
 """A Postgres server whose clock was set back for a moment, and put right again."""
 
 import asyncio
+import re
+import shlex
 from typing import Literal
 
 import pytest
@@ -111,3 +113,26 @@ async def test_what_ended_while_the_clock_was_days_ahead_is_brought_back_by_a_fi
     assert [row.job_id for row in await admin.requeueable()] == ids
     result = await cli(database, "jobs", "requeue", "--type", "ride", "--yes")
     assert result.stdout.count("requeued as") == 2
+
+
+async def test_no_end_is_named_for_the_next_call_where_a_job_has_ended_at_a_time_yet_to_come(
+    database: str, admin: Admin
+):
+    """The moment of the command was named: what had ended while the clock was ahead did not fit any more."""
+    ids = await some_jobs(database, 3)
+    for id in ids:
+        await admin.discard(id)
+    ahead = "UPDATE sidings.job_history SET finished_at = finished_at + interval '1 h' WHERE job_id = ANY ($1)"
+    await fetch(database, ahead, ids[:2])
+    requeue, window, hints = ("jobs", "requeue", "--type", "ride", "--limit", 1, "--yes"), list[str](), list[str]()
+    for expected in ids:
+        result = await cli(database, *requeue, *window)
+        assert f"job {expected}: requeued as" in result.stdout
+        found = re.search(r"do it again with (.*)$", result.stderr, re.MULTILINE)
+        assert found
+        window, hints = shlex.split(found[1]), [*hints, re.sub(r"\d\S+", "T", found[1])]
+    assert hints == ["--since T", "--since T", "--since T --before T"]
+    given = ("--before", "2100-01-01T00:00+00:00")
+    await cli(database, "jobs", "cancel", "--type", "ride", "--yes")
+    result = await cli(database, *requeue, "--outcome", "cancelled", *given)
+    assert result.stderr.rstrip().endswith(" --before 2100-01-01T00:00:00+00:00"), "the end that was given stays"
