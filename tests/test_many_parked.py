@@ -1,13 +1,21 @@
 """As many messages as a relay parks are released and discarded: some thousands at a time, as it has parked them."""
 
+import asyncio
+import re
+from typing import Any
+
 import pytest
 from sidings import PostgresUnavailable
+from sidings.errors import Busy
 from sidings.executor import PostgresSettings
 from sidings.kafka.outbox import Outbox
+from sidings.kafka.outbox import publish as publish_module
+from sidings.schema import load_sql
 
-from .cli_support import refused
+from .cli_support import cli, refused
+from .faulty_proxy import KINDS, Moment, proxied
 from .outbox_support import publishing
-from .support import connected, fetch, value
+from .support import connected, eventually, fetch, value
 
 # A relay parks all that waits for a topic, and a statement has 10 s. A million and a half took longer, whoever tried.
 LIMIT = """
@@ -89,19 +97,137 @@ async def test_where_a_later_part_fails_it_is_said_how_many_were_done(database: 
     assert text.endswith("; 9 messages were done before: try again")
 
 
-async def test_where_postgres_is_away_no_smaller_parts_are_tried(
-    database: str, monkeypatch: pytest.MonkeyPatch
+PARKED = """
+    INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, value, error)
+    SELECT n, now(), n & 15, 'etas', convert_to(n::text, 'UTF8'), 'no such topic' FROM generate_series(1, 16) n
+"""
+
+
+@pytest.fixture
+async def parked(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database with 16 parked messages, of which four are decided on at once."""
+    await fetch(database, PARKED)
+    monkeypatch.setattr(publish_module, "_DECIDED_AT_ONCE", 4)
+    monkeypatch.delitem(KINDS, "doubt")  # a release does that as well
+    monkeypatch.setitem(KINDS, "decide", re.compile(r"DELETE FROM sidings\.outbox_parked"))
+    monkeypatch.setitem(KINDS, "ask", re.compile(r"FROM sidings\.outbox_parked WHERE id = ANY"))
+    return database
+
+
+def tries(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is sent, and for how many messages."""
+    sent, fetch = list[tuple[str, int]](), outbox._fetch
+
+    async def noted(query: str, *arguments: Any) -> Any:
+        sent.append((query, len(arguments[1]) if len(arguments) > 1 and isinstance(arguments[1], list) else 0))
+        return await fetch(query, *arguments)
+
+    monkeypatch.setattr(outbox, "_fetch", noted)
+    return sent
+
+
+async def in_the_outbox(dsn: str) -> list[int]:
+    return [int(row["value"]) for row in await fetch(dsn, "SELECT value FROM sidings.outbox ORDER BY id")]
+
+
+async def test_where_postgres_is_away_for_a_moment_no_smaller_parts_are_tried(
+    parked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with connected(database) as connection:
-        await connection.execute(LARGE.format(most=16, endless=0))
-    tried: list[int] = []
-
-    async def away(query: str, topic: str, some: list[int], *_: object) -> None:
-        tried.append(len(some))
-        raise PostgresUnavailable("it is away")
-
-    async with publishing(database) as (outbox, _):
-        monkeypatch.setattr(outbox, "_fetch", away)
-        with pytest.raises(PostgresUnavailable, match="it is away; 0 messages were done before"):
+    async with proxied(parked) as proxy, publishing(proxy.dsn) as (outbox, _):
+        sent = tries(outbox, monkeypatch)
+        proxy.arm("decide", Moment.BEFORE)
+        with pytest.raises(PostgresUnavailable, match=r"did not answer: .*; 0 messages were done before: try again$"):
             await outbox.release(ids=range(1, 17), actor="alice")
-    assert tried == [16]
+    assert sent[-2:] == [("release_parked", 4), ("still_parked", 4)]
+    assert await in_the_outbox(parked) == []
+
+
+@pytest.mark.parametrize("verb", ["release", "discard"])
+async def test_a_part_that_was_done_though_its_answer_is_missing_counts_as_done(parked: str, verb: str) -> None:
+    """It was said that nothing was done, and those that a repeat named were no parked messages."""
+    async with proxied(parked) as proxy, publishing(proxy.dsn) as (outbox, _):
+        fault = proxy.arm("decide", Moment.AFTER, 2)
+        done = await getattr(outbox, verb)("etas", actor="alice")
+    assert (fault.hits, done) == (2, list(range(1, 17)))
+    assert await in_the_outbox(parked) == (done if verb == "release" else []), "once, in the order that they had"
+
+
+async def test_of_a_part_whose_answer_is_missing_only_what_was_parked_counts_as_done(parked: str) -> None:
+    async with proxied(parked) as proxy:
+        fault = proxy.arm("decide", Moment.AFTER)
+        result = await cli(proxy.dsn, "outbox", "release", 3, 2, 4711, "--yes", exit_code=1)
+    assert (fault.hits, result.stdout) == (1, "message 2: released\nmessage 3: released\n")
+    assert "no such parked message: 4711" in result.stderr
+
+
+async def test_where_nobody_knows_whether_a_part_was_done_this_is_said(parked: str) -> None:
+    async with proxied(parked) as proxy:
+
+        def fail() -> None:
+            proxy.arm("decide", Moment.AFTER)
+            proxy.arm("ask", Moment.BEFORE)
+
+        outbox = Outbox(PostgresSettings(dsn=proxy.dsn), wake=fail)
+        with pytest.raises(PostgresUnavailable) as raised:
+            await outbox.release("etas", actor="alice")
+        await outbox.close()
+    told = "; what became of 4 more is not known; 4 messages were done before: try again"
+    assert str(raised.value).endswith(told), str(raised.value)
+    assert await in_the_outbox(parked) == list(range(1, 9))
+
+
+async def test_where_postgres_hangs_no_smaller_parts_are_tried(parked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of seven had its ten seconds."""
+    async with proxied(parked) as proxy:
+        settings = PostgresSettings(dsn=proxy.dsn, call_seconds=0.5, connect_seconds=0.5)
+        outbox = Outbox(settings)
+        fetch = outbox._fetch
+
+        async def hanging(query: str, *arguments: Any) -> Any:
+            if query == "release_parked":
+                proxy.silence()
+            return await fetch(query, *arguments)
+
+        monkeypatch.setattr(outbox, "_fetch", hanging)
+        sent = tries(outbox, monkeypatch)
+        with pytest.raises(PostgresUnavailable, match="of 4 more is not known; 0 messages were done before"):
+            await outbox.release("etas", actor="alice")
+        await outbox.close()
+    assert [each for each in sent if each[1]] == [("release_parked", 4), ("still_parked", 4)]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_part_that_was_not_answered_and_goes_on_keeps_the_next_one_waiting(
+    parked: str, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A smaller part meets its locks. What it has done by then is no more there for any other."""
+    async with publishing(parked) as (outbox, connection):
+        fetch, transaction = outbox._fetch, connection.transaction()
+        await outbox.failing()
+        outbox._link.long_seconds = 0.0  # any statement that fails has been long
+
+        async def committed() -> None:
+            await eventually(lambda: value(parked, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"))
+            await transaction.commit()
+
+        async def unanswered(query: str, *arguments: Any) -> Any:
+            if query == "release_parked":
+                monkeypatch.setattr(outbox, "_fetch", fetch)
+                await transaction.start()
+                await connection.fetch(load_sql("sidings.kafka.outbox", query, "sidings"), *arguments)
+                raise PostgresUnavailable("it did not answer")
+            return await fetch(query, *arguments)
+
+        monkeypatch.setattr(outbox, "_fetch", unanswered)
+        release = outbox.release("etas", actor="alice")
+        if ends:
+            done, _ = await asyncio.gather(release, committed())
+            assert done == list(range(1, 17))
+            assert sorted(await in_the_outbox(parked)) == done
+        else:
+            with pytest.raises(Busy) as raised:
+                await release
+            assert str(raised.value) == (
+                "another transaction, perhaps one of this call's own that was not answered, keeps a parked message "
+                "locked; 0 were done before: try again, or give the ids of others"
+            )

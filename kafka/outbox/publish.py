@@ -337,9 +337,10 @@ class Outbox:
             The old ids of the messages.
 
         Raises:
-            Busy: Somebody else has one of the messages locked. Try again, or give the ids of others.
+            Busy: Another transaction has one of the messages locked. Try again, or give the ids of others.
             InvalidMessage: Neither `topic` nor `ids` is given.
-            PostgresUnavailable: Postgres does not answer. As with `Busy`, the message says how many were done before.
+            PostgresUnavailable: Postgres does not answer. As with `Busy`, the message says how many
+                were done before; and also of how many more nobody knows.
             ConfigurationError: `actor` is empty.
         """
         return await self._decide("release", topic, ids, actor, reason)
@@ -366,14 +367,14 @@ class Outbox:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
         who, found = _named(verb, actor), list[int]()
         try:
-            async for rows in self._decided(f"{verb}_parked", topic, ids, who, reason):
-                found += [row["id"] for row in rows]
+            async for done in self._decided(f"{verb}_parked", topic, ids, who, reason):
+                found += done
                 if self._wake is not None:
                     self._wake()
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             raise Busy(
-                f"somebody else's transaction keeps a parked message locked; {len(found)} were done before: "
-                "try again, or give the ids of others"
+                "another transaction, perhaps one of this call's own that was not answered, keeps a parked message "
+                f"locked; {len(found)} were done before: try again, or give the ids of others"
             ) from error
         except PostgresUnavailable as error:
             raise PostgresUnavailable(f"{error}; {len(found)} messages were done before: try again") from error
@@ -381,30 +382,45 @@ class Outbox:
 
     async def _decided(
         self, query: str, topic: str | None, ids: Sequence[int] | None, who: str, reason: str | None
-    ) -> "AsyncGenerator[list[Record]]":
-        """What each statement has done. Of large messages fewer go at once, as many as it has the time for."""
-        most = _DECIDED_AT_ONCE
+    ) -> AsyncGenerator[list[int]]:
+        """What each statement has done. Of large messages fewer go at once, as many as it has the time for. One that
+        was not answered has done what is parked no more, and may do the rest later."""
+        most, unanswered = _DECIDED_AT_ONCE, set[int]()
         async for some in self._parked_ids(topic, ids):
             while some:
                 part, began = some[:most], now()
                 try:
                     rows = await self._fetch(query, topic, part, who, reason)
-                except PostgresUnavailable:
-                    if len(part) == 1 or now() - began < self._link.long_seconds:
+                except PostgresUnavailable as error:
+                    too_many = len(part) > 1 and now() - began >= self._link.long_seconds
+                    left = await self._left_of(part, error)
+                    if left == part and not too_many:
                         raise
+                    unanswered.update(left)
+                    done, some = sorted({*part}.difference(left)), [*left, *some[most:]]
                     most = max(1, len(part) // _FEWER)
-                    continue
-                some = some[most:]
-                if now() - began < self._link.long_seconds / 2:
-                    most = min(2 * most, _DECIDED_AT_ONCE)
-                yield rows
+                else:
+                    done, some = sorted({row["id"] for row in rows} | unanswered.intersection(part)), some[most:]
+                    if now() - began < self._link.long_seconds / 2:
+                        most = min(2 * most, _DECIDED_AT_ONCE)
+                yield done
+
+    async def _left_of(self, part: list[int], error: PostgresUnavailable) -> list[int]:
+        """Those that are parked still. error: of the statement that was not answered."""
+        try:
+            return await self._still_parked(None, part)
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            raise PostgresUnavailable(f"{error}; what became of {len(part)} more is not known") from error
+
+    async def _still_parked(self, topic: str | None, ids: Sequence[int]) -> list[int]:
+        return [row["id"] for row in await self._fetch("still_parked", topic, ids)]
 
     async def _parked_ids(self, topic: str | None, ids: Sequence[int] | None) -> AsyncGenerator[list[int]]:
         """Those that are meant, in their order, some at a time; not what is parked again meanwhile."""
         if ids is not None:
             chosen = sorted(set(ids))
             for first in range(0, len(chosen), _DECIDED_AT_ONCE):
-                yield chosen[first : first + _DECIDED_AT_ONCE]
+                yield await self._still_parked(topic, chosen[first : first + _DECIDED_AT_ONCE])
             return
         after, last = 0, (await self._fetch("last_parked", topic))[0]["id"]
         while last is not None and after < last:
