@@ -101,6 +101,14 @@ PARKED = """
     INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, value, error)
     SELECT n, now(), n & 15, 'etas', convert_to(n::text, 'UTF8'), 'no such topic' FROM generate_series(1, 16) n
 """
+FULL = """
+    CREATE FUNCTION public.no_room() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        RAISE EXCEPTION 'no space left on device' USING ERRCODE = 'disk_full';
+    END $$;
+    CREATE TRIGGER no_room BEFORE DELETE ON sidings.outbox_parked
+    FOR EACH ROW WHEN (OLD.id = 10) EXECUTE FUNCTION public.no_room();
+"""
 
 
 @pytest.fixture
@@ -128,6 +136,15 @@ def tries(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, in
 
 async def in_the_outbox(dsn: str) -> list[int]:
     return [int(row["value"]) for row in await fetch(dsn, "SELECT value FROM sidings.outbox ORDER BY id")]
+
+
+async def test_a_full_disk_ends_a_release_with_how_many_were_done(parked: str) -> None:
+    """asyncpg's DiskFullError came out, and nothing told of those before."""
+    async with connected(parked) as connection:
+        await connection.execute(FULL)
+    text = await refused(parked, "outbox", "discard", "--topic", "etas", "--yes", exit_code=3)
+    ended = "Postgres has ended the statement (DiskFullError: no space left on device)"
+    assert text == f"{ended}; 8 messages were done before: try again"
 
 
 async def test_where_postgres_is_away_for_a_moment_no_smaller_parts_are_tried(

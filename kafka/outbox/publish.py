@@ -339,7 +339,7 @@ class Outbox:
         Raises:
             Busy: Another transaction has one of the messages locked. Try again, or give the ids of others.
             InvalidMessage: Neither `topic` nor `ids` is given.
-            PostgresUnavailable: Postgres does not answer. As with `Busy`, the message says how many
+            PostgresUnavailable: Postgres does not answer, or has no room. As with `Busy`, the message says how many
                 were done before; and also of how many more nobody knows.
             ConfigurationError: `actor` is empty.
         """
@@ -375,6 +375,11 @@ class Outbox:
             raise Busy(
                 "another transaction, perhaps one of this call's own that was not answered, keeps a parked message "
                 f"locked; {len(found)} were done before: try again, or give the ids of others"
+            ) from error
+        except asyncpg.InsufficientResourcesError as error:  # its disk is full, say
+            raise PostgresUnavailable(
+                f"Postgres has ended the statement ({type(error).__name__}: {error}); {len(found)} messages were done "
+                "before: try again"
             ) from error
         except PostgresUnavailable as error:
             raise PostgresUnavailable(f"{error}; {len(found)} messages were done before: try again") from error
