@@ -124,7 +124,7 @@ def whoever_runs_this() -> str:
 def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings":
     """What the options say, else the environment, as for ``Service.from_env``. Raises `ConfigurationError`."""
     from ..executor import PostgresSettings
-    from ..schema import valid_schema_name
+    from ..schema import check_dsn, valid_schema_name
 
     if not dsn:
         raise ConfigurationError(
@@ -133,6 +133,7 @@ def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings"
         )
     if not re.match(r"postgres(ql)?://", dsn):
         raise ConfigurationError("--postgres: this is no DSN: give postgresql://user:password@host:port/database")
+    check_dsn(dsn, "SIDINGS_POSTGRES" if dsn == os.environ.get("SIDINGS_POSTGRES") else "--postgres")
     name = valid_schema_name("sidings" if schema is None else schema)
     if any(variable.upper().startswith("SIDINGS_POSTGRES_") for variable in os.environ):
         from ..kafka.environment import postgres_of

@@ -478,6 +478,20 @@ def test_the_settings_of_the_environment_are_those_of_any_database_but_the_passw
         postgres_settings(dsn, None)
 
 
+@pytest.mark.parametrize("also", [True, False], ids=["with other settings of the environment", "alone"])
+def test_a_dsn_that_is_wrong_is_blamed_on_the_option_or_on_the_variable(monkeypatch: pytest.MonkeyPatch, also: bool):
+    """The variable was blamed for the option, where any other one of the environment's settings was there."""
+    wrong = "postgresql://localhost:99999/tracker"
+    monkeypatch.setenv("SIDINGS_POSTGRES", "postgresql://localhost/tracker")
+    if also:
+        monkeypatch.setenv("SIDINGS_POSTGRES_CALL_SECONDS", "3")
+    with pytest.raises(ConfigurationError, match=r"^--postgres: a port in it is none"):
+        postgres_settings(wrong, None)
+    monkeypatch.setenv("SIDINGS_POSTGRES", wrong)
+    with pytest.raises(ConfigurationError, match=r"^SIDINGS_POSTGRES: a port in it is none"):
+        postgres_settings(wrong, None)
+
+
 def test_a_command_asks_for_no_settings_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch):
     """Kubernetes sets such a variable for a Service `sidings-postgres`: Kafka's settings ended `jobs list` then."""
     dsn = "postgresql://localhost/tracker"
