@@ -165,8 +165,8 @@ class Upkeep:
         self._suspects = found
         if new := [origin for origin in orphans if origin not in (self.orphans or ())]:
             log.warning(
-                "nobody holds %s, where jobs wait or are held: consume the topic, name it in topics=, or move the jobs "
-                "(docs/administration.md)",
+                "nobody holds %s, where jobs wait or are held: consume the topic, name it in topics=, move the jobs, "
+                "or end them, as by `sidings jobs discard --origin ORIGIN --state held` (docs/administration.md)",
                 ", ".join(new[:10]) + ("" if len(new) <= 10 else f" and {len(new) - 10} more"),
             )
         self.orphans = orphans

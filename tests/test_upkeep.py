@@ -21,6 +21,7 @@ from sidings.jobs import Job, Registry
 from sidings.schema import load_sql
 
 from .admin_support import a_holder, a_job
+from .cli_support import cli
 from .faulty_proxy import proxied
 from .support import ORIGIN, a_role, connected, eventually, fetch, running
 
@@ -424,7 +425,10 @@ async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: s
         await upkeep.look_for_orphans()
         assert upkeep.orphans == ["a/0", ORIGIN + "0"], "of two neighbours the first; z/0 is young"
         [told] = [record.message for record in caplog.records if "nobody holds" in record.message]
-        assert told.startswith(f"nobody holds a/0, {ORIGIN}0, where jobs wait or are held: consume the topic")
+        assert told == (
+            f"nobody holds a/0, {ORIGIN}0, where jobs wait or are held: consume the topic, name it in topics=, move "
+            "the jobs, or end them, as by `sidings jobs discard --origin ORIGIN --state held` (docs/administration.md)"
+        )
         executor._upkeep.orphans = upkeep.orphans
         assert registry.get_sample_value("sidings_orphaned_origins", {"service": "test"}) == 2
         await connection.execute("DELETE FROM sidings.job WHERE origin <> $1", ORIGIN)
@@ -474,6 +478,9 @@ async def test_held_jobs_make_an_orphan_where_nobody_holds_their_origin(database
     assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/0", "d/0", "z/0"]
     await a_job(database, origin="e/0", **old)
     assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/0", "d/0", "e/0", "z/0"]
+    for origin in ("a/0", "e/0"):
+        await cli(database, "jobs", "discard", "--origin", origin, "--state", "held", "--yes")
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["d/0", "e/0", "z/0"], "as the log says"
     await link.close()
 
 
