@@ -449,6 +449,11 @@ class JobType(Generic[P]):
                 f"{what} takes another payload, {getattr(its, '__name__', its)}, than what it would get, "
                 f"{getattr(ours, '__name__', ours)}: declare both with the same, or {other.name} with Job[Any]"
             )
+        if other.policy == Policy.LATEST:
+            raise ConfigurationError(
+                f"{what} has policy='latest', of whose jobs only the newest runs, and one is to run for each that is "
+                "given up: give 'serial' or 'parallel' there"
+            )
         if other.grouped and not self.grouped:
             raise ConfigurationError(
                 f"{what} has groups, and {self.name} has none that it could stand in: leave group= out there, or give "

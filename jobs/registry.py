@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Never, get_args, get_origin, get_type_hints
+from typing import Any, Never, cast, get_args, get_origin, get_type_hints
 from weakref import WeakSet
 
 from ..errors import ConfigurationError, EnqueueError, UnknownJobType
@@ -213,6 +213,7 @@ class Registry:
             _check_ticks(handler, label)
             if per == "origin" and home is not None:
                 raise ConfigurationError(f"{label}: home={home!r} and per='origin' exclude each other")
+            _check_follow_up(Retry.given(retry, label), label)
             job_type = self.job(
                 name=label,
                 payload=Tick,
@@ -359,3 +360,13 @@ def _check_ticks(handler: Callable[..., object], label: str) -> None:
         return  # an annotation that cannot be resolved, or looked at, says nothing wrong
     if hints and get_origin(hints[0]) is Job and get_args(hints[0])[0] not in (Tick, Any):
         raise ConfigurationError(f"{label}: the payload of a periodic job is a Tick: annotate its handler: Job[Tick]")
+
+
+def _check_follow_up(retry: Retry | None, label: str) -> None:
+    """What follows a tick would stand in the group of the ticks, and while it fails they would wait behind it."""
+    follow_up = cast(JobType[Any] | None, retry and retry.follow_up)
+    if follow_up is not None and follow_up.grouped and follow_up.periodic is None:
+        raise ConfigurationError(
+            f"{label}: on_exhausted={follow_up.name} has groups, and would keep the ticks of {label} waiting while it "
+            "fails: leave group= out there"
+        )

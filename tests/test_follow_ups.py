@@ -151,7 +151,7 @@ async def test_what_follows_starts_at_once_and_not_at_the_next_poll(database: st
     assert [job.headers["sidings-job-id"] for job in bank.refunded] == [str(id)]
 
 
-@pytest.mark.parametrize("policy", ["serial", "latest", "parallel"])
+@pytest.mark.parametrize("policy", ["serial", "parallel"])
 async def test_what_follows_has_the_policy_of_its_own_type(database: str, policy: str):
     bank = Bank(policy=policy)
     await enqueue(database, bank.failing(), [Ride(transport="a", number=1)])
@@ -159,7 +159,7 @@ async def test_what_follows_has_the_policy_of_its_own_type(database: str, policy
     async with running(database, bank.registry):
         await eventually(lambda: fetch(database, "SELECT FROM sidings.job WHERE type = 'refund'"))
     [row] = await fetch(database, 'SELECT policy, "group", position, unique_key, run_at FROM sidings.job')
-    assert (row["policy"], row["group"]) == (["serial", "latest", "parallel"].index(policy), "a")
+    assert (row["policy"], row["group"]) == ({"serial": 0, "parallel": 2}[policy], "a")
     assert row["position"] is not None
     assert (row["unique_key"], row["run_at"]) == (None, None)
 
@@ -636,6 +636,12 @@ def test_what_is_neither_a_word_nor_a_job_type_is_refused(given: Any):
             {"group": "transport", "home": "others"},
             "x has home='orders'",
         ),
+        (
+            _takes_ride,
+            {"group": "transport", "policy": "latest"},
+            {"group": "transport"},
+            "on_exhausted=x has policy='latest', .* one is to run for each .*: give 'serial' or 'parallel' there",
+        ),
     ],
 )
 def test_what_could_not_follow_is_refused_when_it_is_declared(
@@ -668,6 +674,23 @@ def test_a_type_with_a_schedule_follows_none():
     nightly = registry.periodic(every=3_600, name="nightly")(_takes_tick)
     with pytest.raises(ConfigurationError, match="charge: on_exhausted=nightly has a schedule, which makes its jobs"):
         registry.job(name="charge", retry=Retry(on_exhausted=nightly))(_takes_tick)
+
+
+@pytest.mark.parametrize("policy", ["serial", "parallel"])
+def test_what_follows_a_tick_has_no_groups(policy: Any):
+    """It would stand in the group of the ticks, and while it fails the schedule would stand still."""
+    registry = Registry()
+    tell = registry.job(name="tell", group="scheduled_at", policy=policy)(_takes_tick)
+    with pytest.raises(ConfigurationError, match=r"nightly: on_exhausted=tell has groups, .*: leave group= out there"):
+        registry.periodic(every=3_600, name="nightly", retry=Retry(on_exhausted=tell))(_takes_tick)
+    assert registry.get("nightly") is None
+
+
+def test_a_tick_is_not_followed_by_one_of_another_schedule():
+    registry = Registry()
+    other = registry.periodic(every=3_600, name="other")(_takes_tick)
+    with pytest.raises(ConfigurationError, match="nightly: on_exhausted=other has a schedule"):
+        registry.periodic(every=3_600, name="nightly", retry=Retry(on_exhausted=other))(_takes_tick)
 
 
 def test_a_policy_without_a_follow_up_has_none():
