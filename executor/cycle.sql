@@ -41,9 +41,7 @@ WITH me AS MATERIALIZED (
     INSERT INTO sidings.job (type, origin, "group", priority, policy, headers, payload)
     SELECT g.follow_up ->> 'type', g.origin, CASE WHEN (g.follow_up -> 'grouped')::boolean THEN g."group" END, g.priority,
            (g.follow_up -> 'policy')::smallint,
-           coalesce(g.headers, '{}') || jsonb_build_object(
-               'sidings-error', left(concat_ws(': ', g.error_class, g.error_message), 1000), 'sidings-job-id', g.id::text),
-           g.payload
+           coalesce(g.headers, '{}') || (g.follow_up -> 'headers'), g.payload
     FROM gone g WHERE g.follow_up IS NOT NULL
 ), again AS (   -- a job that is in no group's order is delayed: promoted when due. 'block': its group waits for a person
     UPDATE sidings.job j

@@ -14,6 +14,7 @@ from .queues import Entry
 
 __all__ = ["cycle_arguments", "follows", "plain", "unless_gone", "without_follow_ups"]
 
+_WHY_CHARACTERS = 1_000  # of the error, in a header of the job that follows
 _FOLLOWED = re.compile(r"\), followed AS \(.*?\n(?=\), again AS \()", re.DOTALL)
 
 
@@ -101,6 +102,11 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
                     "type": follow_up.name,
                     "policy": follow_up.policy,
                     "grouped": follow_up.grouped,
+                    "headers": {
+                        "sidings-error": "" if outcome.error is None else outcome.error.within(_WHY_CHARACTERS),
+                        "sidings-job-id": str(entry.id),
+                        "sidings-job-type": entry.type,
+                    },
                 }
         case Again():
             record["action"] = "again"

@@ -136,6 +136,10 @@ class ErrorInfo:
         """The message, and behind it the place: what is recorded and logged."""
         return self.message[: _MESSAGE_CHARACTERS - len(self.place)] + self.place
 
+    def within(self, characters: int) -> str:
+        """Class, message and place; where they have more characters, the message is cut short, not the place."""
+        return f"{self.error_class}: {self.message}"[: characters - len(self.place)] + self.place
+
 
 def storable(text: str, characters: int) -> str:
     """The first `characters` of an error text as Postgres can store them: neither NUL nor lone surrogates."""

@@ -3,6 +3,7 @@ around the cycle that ends it, and never where something else ends it."""
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -135,7 +136,7 @@ async def test_a_job_that_gives_up_is_followed_by_one_with_its_payload_at_the_en
     error = job.headers.pop("sidings-error")
     assert without_place(error) == "ConnectionError: the bank does not answer"
     assert "tests.test_follow_ups" in error  # as in the history
-    assert job.headers == trace | {"sidings-job-id": str(first)}
+    assert job.headers == trace | {"sidings-job-id": str(first), "sidings-job-type": "charge"}
     rows = [row for row in await history(database) if row["job_id"] == first]
     assert [row["outcome"] for row in rows] == ["retried", "discarded"]
     assert Ride.model_validate_json(rows[1]["payload"]).number == 1
@@ -201,7 +202,7 @@ async def test_what_follows_may_give_up_as_well_and_tells_of_its_own_error(datab
     headers = json.loads(await value(database, "SELECT headers FROM sidings.job"))
     assert without_place(headers.pop("sidings-error")) == "ValueError: not either: 1"
     assert int(headers.pop("sidings-job-id")) > id
-    assert headers == {}
+    assert headers == {"sidings-job-type": "refund_later"}
 
 
 async def _nothing(job: Job[Any]) -> None: ...
@@ -230,8 +231,10 @@ async def test_an_error_text_of_any_length_and_kind_is_told(database: str):
     async with running(database, bank.registry):
         await drained(database)
     [job] = bank.refunded
-    assert len(job.headers["sidings-error"]) == 1_000
-    assert job.headers["sidings-error"].startswith("ConnectionError: a\\0b\\ud800xxx")
+    error = job.headers["sidings-error"]
+    assert len(error) == 1_000
+    assert error.startswith("ConnectionError: a\\0b\\ud800xxx")
+    assert re.search(r"xxx \(tests\.test_follow_ups:\d+ in charge\)$", error), "the place, whatever the message is"
 
 
 async def test_a_tick_that_gives_up_is_followed_by_a_job_with_the_tick(database: str):
