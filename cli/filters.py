@@ -58,4 +58,4 @@ def state_names() -> list[str]:
 
 def outcome_names() -> list[str]:
     """For shell completion too: those that `requeue` can bring back."""
-    return ["discarded", "cancelled", "superseded"]
+    return ["discarded", "followed", "cancelled", "superseded"]

@@ -91,7 +91,7 @@ async def requeue(
         list[str] | None,
         typer.Option(
             "--outcome",
-            help="cancelled, superseded; may be repeated. Default: discarded.",
+            help="followed, cancelled, superseded; may be repeated. Default: discarded.",
             autocompletion=outcome_names,
         ),
     ] = None,
@@ -109,7 +109,8 @@ async def requeue(
 ) -> None:
     """Bring back jobs that have ended without success, as new jobs at the end of their groups' order.
 
-    A filter takes those that were discarded; those that were cancelled or superseded only where --outcome says so.
+    A filter takes those that were discarded; those that were cancelled or superseded, or that another job has followed,
+    only where --outcome says so.
     """
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")

@@ -48,6 +48,7 @@ STYLES = {
     "lost": "red",
     "backing off": "yellow",
     "retried": "yellow",
+    "followed": "yellow",
     "running": "green",
     "succeeded": "green",
 }

@@ -149,7 +149,7 @@ def _tell_failed(entry: Entry, outcome: Outcome, info: ErrorInfo) -> None:
         case Hold(blocks=True):
             what = "failed, held, and its group blocked"
         case End(follow_up=follow_up) if follow_up is not None:
-            what = f"failed, {outcome.name.value}, followed by a job {follow_up.name}"
+            what = f"failed, followed by a job {follow_up.name}"
         case _:
             what = f"failed, {outcome.name.value}"
     _tell(entry, what, info)

@@ -11,7 +11,7 @@
 -- $1 executor, $2 cycle, $3 fence, $4 ids that run or are about to,
 -- succeeded: $5 ids, $6 attempts (empty: all are first ones), $7 epochs (empty: all are $12), $8 microseconds since start,
 -- $9 microseconds since end
--- $10 all other outcomes as jsonb, $11 types that leave no history, but of what is discarded
+-- $10 all other outcomes as jsonb, $11 types that leave no history, but of what is discarded or followed
 -- $13 the timeline that all this was read from (null: nothing was)
 -- Whole numbers come as the text of an array: asyncpg takes three times as long to encode the array itself, Postgres does not;
 -- it does for fractions.
@@ -77,7 +77,7 @@ WITH me AS MATERIALIZED (
            CASE WHEN u.keep THEN u.attempt ELSE u.attempt - 1 END, u.outcome::sidings.outcome, u.priority, u.type, u.origin,
            u."group", u.error_class, u.error_message, u.error_fingerprint, u.headers ->> 'correlation_id',
            CASE WHEN u.keep THEN coalesce(u.payload, 'null') END   -- without any it is erased, and not requeued
-    FROM unsuccessful u WHERE u.type <> ALL ($11::text[]) OR u.outcome = 'discarded'   -- its payload is nowhere else
+    FROM unsuccessful u WHERE u.type <> ALL ($11::text[]) OR u.outcome IN ('discarded', 'followed')   -- its payload, and why, is nowhere else
 )
 SELECT (SELECT count(*) FROM me) AS applied, (SELECT count(*) FROM succeeded) AS succeeded,
        (SELECT count(*) FROM unsuccessful) AS other

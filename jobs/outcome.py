@@ -66,6 +66,7 @@ class OutcomeName(StrEnum):
     RETRIED = "retried"
     SNOOZED = "snoozed"
     DISCARDED = "discarded"
+    FOLLOWED = "followed"
     CANCELLED = "cancelled"
     SUPERSEDED = "superseded"
     LOST = "lost"
@@ -77,6 +78,7 @@ class OutcomeName(StrEnum):
         return self in (
             OutcomeName.SUCCEEDED,
             OutcomeName.DISCARDED,
+            OutcomeName.FOLLOWED,
             OutcomeName.CANCELLED,
             OutcomeName.SUPERSEDED,
         )

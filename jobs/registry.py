@@ -88,8 +88,8 @@ class Registry:
             timeout: Seconds, or a timedelta, after which an attempt is cancelled and counts as failed. None: any time.
                 Of a transactional attempt the time counts while its handler runs, not while Postgres begins or ends it.
                 A plain function cannot be interrupted: it keeps its group until it returns.
-            history: Whether attempts of this type leave rows in `job_history`. One that is discarded always does, with
-                its payload.
+            history: Whether attempts of this type leave rows in `job_history`. One that is discarded or followed always
+                does, with its payload.
             transactional: The handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
                 exactly once. It must not commit by itself, has to await what it starts with `job.tx`, and holds a
                 connection while it runs.

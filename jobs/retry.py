@@ -97,7 +97,7 @@ class Retry:
             exception. Of an exception group, as that of a task group, it is asked about the errors in it.
         on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload). ``"hold"`` keeps it for a
             person while its group goes on. ``"block"`` keeps it at the head of its group, which waits for a person.
-            A job type, declared before: as "skip", and a job of that type with the same payload follows
+            A job type, declared before: the job ends as followed, and one of that type with the same payload follows
             (docs/policies.md).
 
     Raises:
@@ -220,7 +220,9 @@ class Retry:
     def _exhausted(self, reason: str, info: ErrorInfo) -> Outcome:
         if self.on_exhausted in ("hold", "block"):
             return Hold(reason, info, blocks=self.on_exhausted == "block")
-        return End(OutcomeName.DISCARDED, info, self.follow_up)
+        if self.follow_up is not None:
+            return End(OutcomeName.FOLLOWED, info, self.follow_up)
+        return End(OutcomeName.DISCARDED, info)
 
 
 def that_counts(error: BaseException) -> BaseException:

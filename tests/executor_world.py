@@ -47,7 +47,7 @@ ORPHAN = "legacy/0"  # nobody holds it
 LEASE = 2.0
 STILL = 60.0  # seconds in which nothing moves
 ENOUGH = 200  # jobs that are due, before less comes in
-TERMINAL = ("succeeded", "discarded", "cancelled", "superseded")
+TERMINAL = ("succeeded", "discarded", "followed", "cancelled", "superseded")
 NEVER_GIVES_UP = ("step", "lists", "thread", "timed", "transfer", "newest", "loose", "owed")
 TABLES = """
     CREATE TABLE entity (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);

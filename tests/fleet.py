@@ -39,7 +39,7 @@ __all__ = ["Fleet", "Member", "Run", "until", "verify"]
 WORKER = Path(__file__).with_name("chaos_worker.py")
 PATIENCE = 30.0  # seconds that a condition may take on a busy machine
 LEASE = 2.0
-TERMINAL = ("succeeded", "discarded", "cancelled", "superseded")
+TERMINAL = ("succeeded", "discarded", "followed", "cancelled", "superseded")
 EFFECTIVE = ("transfer", "nested", "chain", "tangle")  # types that leave a row in `effect`
 LEDGER = """
     CREATE TABLE IF NOT EXISTS public.ledger (job bigint, type text, origin text, "group" text, n int);

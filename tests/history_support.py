@@ -78,9 +78,10 @@ def random_history(seed: int, jobs: int) -> list[Attempt]:
             started = max(ready, lane) + timedelta(seconds=dice.choice((0, 0.002, dice.random() / 10)))
             finished = started + timedelta(seconds=dice.choice((0, 1, dice.expovariate(3))))
             outcome = dice.choices(
-                ("succeeded", "retried", "lost", "discarded", "snoozed", "held", "cancelled"), (80, 9, 2, 2, 2, 1, 1)
+                ("succeeded", "retried", "lost", "discarded", "followed", "snoozed", "held", "cancelled"),
+                (80, 9, 2, 1, 1, 2, 1, 1),
             )[0]
-            error = f"fp{job % 3}" if outcome in ("retried", "discarded", "held") else None
+            error = f"fp{job % 3}" if outcome in ("retried", "discarded", "followed", "held") else None
             due = ready if number > 1 else None
             unstarted = outcome in ("lost", "cancelled")
             rows.append(
@@ -100,7 +101,7 @@ def random_history(seed: int, jobs: int) -> list[Attempt]:
             )
             if group not in (None, "parallel"):
                 free[origin, group] = finished
-            if outcome in ("succeeded", "discarded", "cancelled", "held"):
+            if outcome in ("succeeded", "discarded", "followed", "cancelled", "held"):
                 break
             ready, number = finished + timedelta(seconds=dice.choice((0, 1, 5, dice.random() * 20))), number + 1
             if group not in (None, "parallel"):

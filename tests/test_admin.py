@@ -148,7 +148,7 @@ async def test_a_released_job_goes_to_the_end_of_the_order_with_a_clean_slate(da
 
 async def test_an_ended_job_comes_back_as_a_new_one(database: str, admin: Admin):
     headers = """'{"correlation_id": "c-1", "other": "x"}'"""
-    for how in ("cancelled", "discarded", "superseded"):
+    for how in ("cancelled", "discarded", "followed", "superseded"):
         old = await a_job(database, "backing off", headers=headers, priority="4", policy="1")
         await admin.cancel(old)
         await fetch(database, f"UPDATE sidings.job_history SET outcome = '{how}' WHERE job_id = $1", old)

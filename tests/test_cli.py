@@ -174,7 +174,10 @@ async def test_a_job_that_left_no_end_is_shown_without_one(database: str):
         (("list", "--group", "g"), "--group 'g' needs --origin"),
         (("list", "--after", "x"), "--after 'x': give what the page before said"),
         (("counts", "--by", "state", "--by", "topic"), "--by 'topic': give some of state, type, origin"),
-        (("ended", "--outcome", "lost"), "--outcome 'lost': give some of discarded, cancelled, superseded, succeeded"),
+        (
+            ("ended", "--outcome", "lost"),
+            "--outcome 'lost': give some of discarded, followed, cancelled, superseded, succeeded",
+        ),
         (("requeue", "--outcome", "lost"), "--outcome 'lost'"),
         (("requeue", "--outcome", "succeeded"), "what succeeded leaves no payload: enqueue anew, or reset"),
         (("ended", "--before", "x"), "--before 'x': give 30m"),

@@ -110,11 +110,13 @@ async def test_ended_jobs_come_back_in_the_order_of_their_groups_however_they_en
 
 
 async def test_a_filter_brings_back_what_was_discarded_and_not_what_was_not_to_run(database: str):
-    """What was withdrawn, and old states that a newer job had superseded, ran again: an alert named the command."""
-    discarded, cancelled, superseded = await some_jobs(database, 3)
+    """What was withdrawn, and old states that a newer job had superseded, ran again: an alert named the command. And
+    what another job had followed: it was delivered and refunded."""
+    discarded, cancelled, superseded, followed = await some_jobs(database, 4)
     await cli(database, "jobs", "discard", discarded)
-    await cli(database, "jobs", "cancel", cancelled, superseded, "--yes")
-    await execute(database, f"UPDATE sidings.job_history SET outcome = 'superseded' WHERE job_id = {superseded}")
+    await cli(database, "jobs", "cancel", cancelled, superseded, followed, "--yes")
+    for id, outcome in ((superseded, "superseded"), (followed, "followed")):
+        await execute(database, f"UPDATE sidings.job_history SET outcome = '{outcome}' WHERE job_id = {id}")
     requeue = ("jobs", "requeue", "--type", "ride", "--yes")
     result = await cli(database, *requeue)
     assert [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("job ")] == [
@@ -126,6 +128,7 @@ async def test_a_filter_brings_back_what_was_discarded_and_not_what_was_not_to_r
     assert f"job {superseded}: requeued" in result.stdout
     text = await refused(database, *requeue, "--outcome", "cancelled", "--outcome", "superseded")
     assert "no job was cancelled or superseded since 24h that fits" in text
+    assert f"job {followed}: requeued" in (await cli(database, *requeue, "--outcome", "followed")).stdout
 
 
 async def test_none_of_a_group_come_back_before_one_that_somebody_keeps(database: str):

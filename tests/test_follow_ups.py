@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import Service, StaticAssignment
-from sidings.errors import ConfigurationError
+from sidings.errors import ConfigurationError, JobNotFound
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings, cycles
 from sidings.executor.recording import plain, without_follow_ups
 from sidings.jobs import Discard, End, ErrorInfo, Job, OutcomeName, Registry, Retry, Tick, current_headers
@@ -138,10 +138,10 @@ async def test_a_job_that_gives_up_is_followed_by_one_with_its_payload_at_the_en
     assert "tests.test_follow_ups" in error  # as in the history
     assert job.headers == trace | {"sidings-job-id": str(first), "sidings-job-type": "charge"}
     rows = [row for row in await history(database) if row["job_id"] == first]
-    assert [row["outcome"] for row in rows] == ["retried", "discarded"]
+    assert [row["outcome"] for row in rows] == ["retried", "followed"]
     assert Ride.model_validate_json(rows[1]["payload"]).number == 1
     assert f"{rows[1]['error_class']}: {rows[1]['error_message']}" == error
-    assert "failed, discarded, followed by a job refund: ConnectionError" in caplog.text
+    assert "failed, followed by a job refund: ConnectionError" in caplog.text
 
 
 async def test_what_follows_starts_at_once_and_not_at_the_next_poll(database: str):
@@ -258,13 +258,34 @@ async def test_a_person_may_requeue_what_has_given_up_and_both_are_there(databas
     bank = Bank()
     [id] = await enqueue(database, bank.failing(), [Ride(transport="a", number=1)])
     assert [(a.type, a.outcome) for a in await drain(database, bank.registry)] == [
-        ("charge", "discarded"),
+        ("charge", "followed"),
         ("refund", "succeeded"),
     ]
     async with connected(database) as connection:
         again = await Admin(connection, actor="alice").requeue(id)
     await drain(database, bank.registry)
     assert [job.headers["sidings-job-id"] for job in bank.refunded] == [str(id), str(again)]
+
+
+async def test_what_was_followed_is_not_among_what_a_person_brings_back(database: str, admin: Admin):
+    """It ended as discarded: the alert on that named a command that delivered what had been refunded."""
+    bank = Bank()
+    ids = await enqueue(database, bank.failing(history=False), [Ride(transport="a", number=n) for n in range(3)])
+    async with running(database, bank.registry) as executor:
+        await drained(database)
+        counts = {name: executor.metrics.count(name, "charge") for name in OutcomeName}
+    assert counts == dict.fromkeys(OutcomeName, 0) | {OutcomeName.FOLLOWED: 3}
+    assert await admin.requeueable() == []
+    assert [row.job_id for row in await admin.requeueable(outcomes=["followed"])] == ids
+    assert {row.job_id: row.outcome for row in await admin.ended()} == dict.fromkeys(ids, "followed")
+    for act in (admin.cancel, admin.release):
+        with pytest.raises(
+            JobNotFound, match=f"no job {ids[0]} any more: followed at .* It can be requeued; then both"
+        ):
+            await act(ids[0])
+    again = await admin.requeue(ids[0])
+    assert (await admin.show(ids[0])).actions[0].detail == {"found": "followed", "new_job": again}
+    assert [row.job_id for row in await admin.requeueable(outcomes=["followed"])] == ids[1:]
 
 
 # -- who gives up, and who does not -----------------------------------------------------------------------------------
@@ -342,7 +363,7 @@ async def test_whatever_a_policy_gives_up_is_followed_and_nothing_else(
     async with running(database, bank.registry):
         await drained(database)
     assert [job.headers["sidings-job-id"] for job in bank.refunded] == ([str(id)] if followed else [])
-    assert ("charge", "discarded") in await ends(database)
+    assert ("charge", "followed" if followed else "discarded") in await ends(database)
 
 
 async def test_a_job_whose_payload_does_not_validate_is_held_and_not_followed(database: str):
@@ -440,7 +461,7 @@ async def followed_once(database: str, ids: list[int]) -> None:
     rows = await fetch(database, "SELECT job, followed FROM public.following")
     assert sorted(row["followed"] for row in rows) == sorted(ids)
     attempts = await history(database, "job_id, type, outcome")
-    assert sorted(row["job_id"] for row in attempts if row["outcome"] == "discarded") == sorted(ids)
+    assert sorted(row["job_id"] for row in attempts if row["outcome"] == "followed") == sorted(ids)
     succeeded = [row["job_id"] for row in attempts if row["outcome"] == "succeeded"]
     assert sorted(succeeded) == sorted(row["job"] for row in rows)
 
@@ -486,7 +507,7 @@ async def test_a_kill_around_the_cycle_that_gives_up_leaves_one_that_follows(
         await fleet.finish()
         proxy.let_go()
         await heir.stop()
-        assert await fleet.outcomes(id) == (["discarded"] if moment is Moment.HELD else ["lost", "discarded"])
+        assert await fleet.outcomes(id) == (["followed"] if moment is Moment.HELD else ["lost", "followed"])
     await followed_once(database, [id])
 
 
@@ -578,7 +599,7 @@ async def test_what_follows_stays_in_the_origin_of_its_group_where_its_topic_has
 
 def test_an_outcome_that_is_recorded_without_its_text_is_followed_all_the_same():
     bank = Bank()
-    outcome = End(OutcomeName.DISCARDED, ErrorInfo.from_text("X", "y"), bank.refund)
+    outcome = End(OutcomeName.FOLLOWED, ErrorInfo.from_text("X", "y"), bank.refund)
     recorded: Any = plain((None, outcome, 0.0, 0.0))[1]  # type: ignore[arg-type]
     assert (recorded.follow_up, recorded.error.error_class) == (bank.refund, "unrecordable")
 

@@ -48,7 +48,7 @@ EARLIER = [
 ]
 WINDOW = Selection(DAY, DAY + timedelta(days=1))
 BEFORE = Selection(DAY - timedelta(days=1), DAY)
-FAILED = ("retried", "discarded", "held", "lost")
+FAILED = ("retried", "discarded", "followed", "held", "lost")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_throughput_and_rates_count_each_attempt_once(table: Callable[[str], pd.
             assert row[f"{outcome}_rate"] == pytest.approx(own.get(outcome, 0) / sum(own.values()))
     assert rates["attempts"].sum() == len(ROWS)
     throughput = table("throughput")
-    ended = sum(r.outcome in ("succeeded", "discarded", "cancelled", "superseded") for r in ROWS)
+    ended = sum(r.outcome in ("succeeded", "discarded", "followed", "cancelled", "superseded") for r in ROWS)
     assert throughput["jobs"].sum() == ended
     assert throughput["jobs_per_second"].sum() * WINDOW.step.total_seconds() == pytest.approx(ended)
     assert throughput["run_seconds"].sum() == pytest.approx(sum(r.run or 0 for r in ROWS))
@@ -256,7 +256,7 @@ def test_errors_are_clustered(table: Callable[[str], pd.DataFrame]):
         assert row["first"] == min(r.finished for r in own)
         assert row["last"] == max(r.finished for r in own)
         ends = Counter(r.outcome for r in own)
-        assert all(row[outcome] == ends[outcome] > 0 for outcome in ("retried", "discarded", "held"))
+        assert all(row[outcome] == ends[outcome] > 0 for outcome in ("retried", "discarded", "followed", "held"))
         latest = max(own, key=lambda r: (r.finished, r.job, r.attempt))
         assert (row["example_job"], row["example"]) == (latest.job, f"message <script>{latest.job}")
     assert not found

@@ -261,7 +261,7 @@ async def test_a_page_of_groups_says_that_there_may_be_more(database: str, brows
         ("/jobs?group=g", 400, "needs --origin"),
         ("/jobs?after=x", 400, "x"),
         ("/ended?since=yesterday", 400, "30m, 2h or 7d"),
-        ("/ended?outcome=won", 400, "discarded, cancelled"),
+        ("/ended?outcome=won", 400, "discarded, followed, cancelled"),
         ("/outbox?after=x", 400, "the id of a message"),
         ("/audit?before=x", 400, "the id of an entry"),
         ("/audit?before=%C2%B2", 400, "the id of an entry"),

@@ -57,7 +57,7 @@ WITH known AS (   -- jobs that left any trace
     SELECT k.job_id, count(h.job_id) AS endings
     FROM known k
     LEFT JOIN sidings.job_history h
-        ON h.job_id = k.job_id AND h.outcome IN ('succeeded', 'discarded', 'cancelled', 'superseded')
+        ON h.job_id = k.job_id AND h.outcome IN ('succeeded', 'discarded', 'followed', 'cancelled', 'superseded')
     GROUP BY k.job_id
 ), told AS (
     SELECT transport_id, sequence, count(DISTINCT job_id) AS jobs, bool_or(outcome = 'succeeded') AS arrived
@@ -70,7 +70,8 @@ SELECT (SELECT count(*) FROM known) AS jobs,
        (SELECT count(*) FROM produced LEFT JOIN told USING (transport_id, sequence) WHERE arrived IS NOT TRUE)
            AS untold,
        (SELECT count(*) FROM told WHERE jobs > 1) AS doubled,
-       (SELECT count(*) FROM sidings.job_history WHERE outcome IN ('discarded', 'cancelled', 'superseded', 'held'))
+       (SELECT count(*) FROM sidings.job_history
+        WHERE outcome IN ('discarded', 'followed', 'cancelled', 'superseded', 'held'))
            AS given_up
 """
 

@@ -40,7 +40,7 @@ _REST_SECONDS = 1.0
 _ENDS_TOLD = 20  # of many jobs: a look into a history of millions takes 20 ms and more
 _MOVE_SECONDS = 3_600.0  # nobody waits for it: 20 to 60 µs for each job
 _LAST_ID = 2**63 - 1
-_UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
+_UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.FOLLOWED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
 
 
 class Admin:
@@ -163,7 +163,7 @@ class Admin:
         """The last attempts of jobs that ended, newest first.
 
         Args:
-            outcomes: Default: discarded, cancelled, superseded.
+            outcomes: Default: discarded, followed, cancelled, superseded.
             since: Default: a day ago, by Postgres' clock.
             before: The `finished_at` of the last row gives the next page. Default: no end.
             limit: Most rows, 10,000 at most; there are more, where several jobs ended with the last one in one instant,
@@ -193,7 +193,8 @@ class Admin:
         reset; so ask again, with the same `since` and `before`, until there are none.
 
         Args:
-            outcomes: Default: discarded. What was cancelled or superseded was not to run: name these where it is to.
+            outcomes: Default: discarded. What was cancelled or superseded was not to run, and in the place of what was
+                followed another job runs: name these where they are to run.
             since: Default: a day ago. Give the same time each time: with a later one, those before it are left behind.
             before: Only those that ended before this. Without it there may be no end: what was requeued, and ends so
                 once more, is another job.
@@ -299,6 +300,7 @@ class Admin:
         self, job_id: int, *, reason: str | None = None, force: bool = False, finished_at: datetime | None = None
     ) -> JobId:
         """Bring back a job that was discarded, cancelled or superseded, as a new job at the end of its group's order.
+        Or one that was followed: then both take effect.
 
         Type, origin, group, priority, payload and correlation id are the old ones. It runs whatever its type's policy
         says, and has no unique key.

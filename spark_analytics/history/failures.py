@@ -22,7 +22,7 @@ def errors(attempts: DataFrame) -> DataFrame:
         .agg(
             f.count("*").alias("attempts"),
             f.count_distinct("job_id").alias("jobs"),
-            *(ended(name) for name in ("retried", "discarded", "held")),
+            *(ended(name) for name in ("retried", "discarded", "followed", "held")),
             f.timestamp_micros(f.min("finished")).alias("first"),
             f.timestamp_micros(f.max("finished")).alias("last"),
             f.sort_array(f.collect_set("type")).alias("types"),

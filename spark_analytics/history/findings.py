@@ -83,7 +83,7 @@ def _of_types(types: pd.DataFrame) -> list[Finding]:
             discarded.append((row["discarded"], f"{row['type']}: {row['discarded']:,} jobs were discarded"))
         if row["lost"]:
             lost.append((row["lost"], f"{row['type']}: {row['lost']:,} attempts were lost with their executors"))
-        # A type with `history=False` has only what was discarded, cancelled or lost, which is no share of anything.
+        # A type with `history=False` has only what was discarded, followed, cancelled or lost, no share of anything.
         known = any(row[outcome] for outcome in ("succeeded", "retried", "snoozed", "held"))
         if known and row["error_rate"] >= 0.05:
             failed.append((row["error_rate"], f"{row['type']}: {row['error_rate']:.1%} of all attempts failed"))

@@ -25,7 +25,7 @@ def by_group(attempts: DataFrame) -> DataFrame:
         f.coalesce(f.sum(waited), f.lit(0)).alias("waited"),
         f.max(ran).alias("longest_run"),
         f.max(waited).alias("longest_wait"),
-        f.sum(f.col("outcome").isin("retried", "discarded", "held", "lost").cast("int")).alias("failed"),
+        f.sum(f.col("outcome").isin("retried", "discarded", "followed", "held", "lost").cast("int")).alias("failed"),
     )
 
 

@@ -20,9 +20,9 @@ __all__ = [
     "types",
 ]
 
-OUTCOMES = ("succeeded", "retried", "snoozed", "discarded", "cancelled", "superseded", "lost", "held")
-_TERMINAL = ("succeeded", "discarded", "cancelled", "superseded")
-_FAILED = ("retried", "discarded", "held", "lost")
+OUTCOMES = ("succeeded", "retried", "snoozed", "discarded", "followed", "cancelled", "superseded", "lost", "held")
+_TERMINAL = ("succeeded", "discarded", "followed", "cancelled", "superseded")
+_FAILED = ("retried", "discarded", "followed", "held", "lost")
 
 
 def bucket_of(micros: Column, selection: Selection) -> Column:
@@ -79,7 +79,7 @@ def _shares(counts: DataFrame, *keys: str | Column) -> DataFrame:
 
 def rates(counts: DataFrame) -> DataFrame:
     """type, bucket; attempts by outcome; shares of all attempts that were retried, lost, discarded, and that failed in
-    any of these ways or were held."""
+    any of these ways, or were followed or held."""
     return ordered(_shares(counts, "type", f.timestamp_micros("bucket").alias("bucket")), "type", "bucket")
 
 
