@@ -86,7 +86,9 @@ class Operator:
         assert self.state("rows").keys() == chunks | counted
         assert not found.keys() & self.state("done").keys()
         assert self.counted == len(found)
-        assert {id for (id,) in found} <= {id for (ids,) in self.state("due").values() for id in json.loads(ids)}
+        due = [json.loads(ids) for (ids,) in self.state("due").values()]
+        assert all(len({*ids}) == len(ids) for ids in due), "nothing is looked at twice"
+        assert {id for (id,) in found} <= {id for ids in due for id in ids}
         return {id: state.pending() for (id,), state in found.items()}
 
     @property

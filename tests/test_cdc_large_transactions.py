@@ -11,7 +11,7 @@ from sidings.spark_analytics.transactions import assembling, bundles
 from sidings.spark_analytics.transactions.assembling import COUNTED
 
 from .cdc_support import Json, Row, config, header_rows, produce, read, rows_of
-from .test_cdc_combining import AUDIT, UPDATE, Operator, bodies, decoded
+from .test_cdc_combining import AUDIT, UPDATE, Operator, bodies, decoded, outgoing
 from .test_cdc_streaming import configured, ended
 
 MANY = [Row("Customers", "INSERT", {"customer_id": number, "name": "ä" * number}) for number in range(1, 21)]
@@ -104,6 +104,67 @@ def test_transactions_that_together_are_too_large_are_sent_one_after_another(mon
     assert sorted(body["transaction"] for body in sent) == sorted(made)
     assert [[row["ordinal"] for row in body["rows"]] for body in sent] == [[1, 2, 3, 4, 5]] * 6
     assert not operator.wait_until(10_000), "none of them is incomplete"
+
+
+class Waiting:
+    """Of three transactions of a bucket that become complete in one micro-batch only the first is sent at once.
+
+    In a micro-batch rows come before timers: the stand-in is told the time, and to look at them, apart."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, small: Sequence[Row] = (UPDATE, UPDATE), begun: float = 0
+    ) -> None:
+        monkeypatch.setattr(assembling, "ROOM", 300)
+        self.config = config(expire_seconds=10, forget_seconds=100)
+        self.operator = Operator(self.config)
+        rows = {"first": [UPDATE] * 5, "second": [UPDATE] * 5, "small": small}
+        self.made = {id: decoded(header_rows(id, of_it)) for id, of_it in rows.items()}
+        self.operator.spark._currentProcessingTimeMs = round(begun * 1000)
+        self.operator.take([items[0] for items in self.made.values()])
+
+    def complete(self, seconds: float) -> None:
+        """The rest has come in a micro-batch at that time, whose timers have not gone off."""
+        self.operator.spark._currentProcessingTimeMs = round(seconds * 1000)
+        sent = bodies(self.operator.take([item for items in self.made.values() for item in items[1:]]))
+        assert [body["transaction"] for body in sent] == ["first"]
+        assert self.operator.open.keys() == {"second", "small"}
+
+    def look(self, seconds: float) -> list[Json]:
+        """What the timers of a micro-batch at that time send."""
+        self.operator.spark._currentProcessingTimeMs = round(seconds * 1000)
+        return bodies([outgoing(row) for row in self.operator.spark._handleExpiredTimers()])
+
+
+@pytest.mark.parametrize("small", [[UPDATE] * 2, AUDIT[:1] * 2], ids=["of a group", "of none"])
+def test_a_transaction_may_be_told_to_wait_twice_in_a_micro_batch(monkeypatch: pytest.MonkeyPatch, small: list[Row]):
+    """It was looked at twice then, and its rows were gone at the second time: each start ended with a TypeError."""
+    waiting = Waiting(monkeypatch, small)
+    waiting.complete(20)
+    assert [body["transaction"] for body in waiting.look(20)] == ["second"]  # their expiry was due, too
+    assert waiting.operator.open.keys() == {"small"}
+    waiting.operator.restart(waiting.config)
+    assert len(waiting.look(21)) == (small[0].table != "Audit")
+    assert not waiting.operator.open
+
+
+@pytest.mark.parametrize("small", [[UPDATE] * 2, AUDIT[:1] * 2], ids=["of a group", "of none"])
+def test_a_checkpoint_in_which_one_waits_twice_is_mended(monkeypatch: pytest.MonkeyPatch, small: list[Row]):
+    waiting = Waiting(monkeypatch, small)
+    waiting.complete(5)
+    assert waiting.operator.state("due")[5_001,] == ('["second","small"]',)
+    due = waiting.operator.state("due") | {(5_001,): ('["small","small","second"]',)}
+    waiting.operator.spark.updateMapState("due", "transaction/0", due)
+    sent = waiting.look(6)
+    assert [body["transaction"] for body in sent] == ["small"] * (small[0].table != "Audit") + ["second"]
+    assert not waiting.operator.open
+
+
+def test_a_transaction_waits_no_longer_where_the_clock_has_gone_back(monkeypatch: pytest.MonkeyPatch):
+    """It waited until its expiry."""
+    waiting = Waiting(monkeypatch, begun=60)
+    waiting.complete(5)
+    assert [body["transaction"] for body in waiting.look(6)] == ["second"]
+    assert waiting.operator.open.keys() == {"small"}
 
 
 @pytest.mark.chaos

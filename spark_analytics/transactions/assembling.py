@@ -163,7 +163,7 @@ class Assembling:
         if due is None:
             return
         self._due.removeKey((at,))
-        ids = cast(list[str], json.loads(due[0]))
+        ids = dict.fromkeys(cast(list[str], json.loads(due[0])))  # a version before has noted some twice
         count = self._counted()
         known = self._known(ids, count)
         told: list[str] = []
@@ -174,9 +174,11 @@ class Assembling:
         stood_still = now - at > _ms(max(self._config.expire_seconds, 2 * self._config.trigger_seconds))
         for id in ids:
             state = known.get(id)
-            if state is None or state.since > at:
-                continue  # it has become complete; what has its id now began later, and has a time of its own
+            if state is None:
+                continue  # it has become complete
             pending = state.pending()
+            if state.since > at and not pending.complete:
+                continue  # so it has; what has its id now began later, and has a time of its own
             if pending.complete and self._looked > ROOM:
                 waiting.append(id)
                 continue
@@ -254,7 +256,8 @@ class Assembling:
         if others is None:
             self._handle.registerTimer(at)
         all_ids = [*cast(list[str], json.loads(others[0])), *ids] if others else ids
-        self._due.updateValue((at,), (text_of(all_ids),))
+        once = list(dict.fromkeys(all_ids))  # `take` and several timers of a micro-batch may let the same one wait
+        self._due.updateValue((at,), (text_of(once),))
 
     def _counted(self) -> int:
         state = cast(tuple[int] | None, value_of(self._count))
