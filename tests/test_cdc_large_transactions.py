@@ -167,6 +167,20 @@ def test_a_transaction_waits_no_longer_where_the_clock_has_gone_back(monkeypatch
     assert waiting.operator.open.keys() == {"small"}
 
 
+def test_one_that_waits_is_given_up_when_the_limit_is_lowered(monkeypatch: pytest.MonkeyPatch):
+    """It stayed, and so did the worker that had no memory for it."""
+    waiting = Waiting(monkeypatch)
+    waiting.complete(5)
+    size = size_of([UPDATE] * 2)
+    waiting.operator.restart(config(expire_seconds=10, forget_seconds=100, max_transaction_bytes=size))
+    told, event = waiting.look(6)
+    assert (told["alert"], told["transaction"], told["rows"], told["last"]) == ("too-large", "second", 5, 5)
+    assert told["bytes"] == size_of([UPDATE] * 5)
+    assert event["transaction"] == "small"
+    assert not waiting.operator.open
+    assert [body["alert"] for body in bodies(waiting.operator.take(waiting.made["second"]))] == ["given-up"]
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 async def test_on_spark_a_transaction_that_is_too_large_does_not_stop_the_query(

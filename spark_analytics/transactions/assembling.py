@@ -86,7 +86,9 @@ class Assembling:
             yield from told
             chunks = 0 if before is None else before.chunks
             size = _bytes(rows) + self._kept_bytes(id, chunks)
-            if (hopeless := self._hopeless(id, pending, again, chain(self._kept(id, chunks), rows), size)) is not None:
+            so_far = chain(self._kept(id, chunks), rows)
+            hopeless = self._contradicted(id, again, so_far) or self._too_large(id, pending, size)
+            if hopeless is not None:  # at once: it must not become complete, whatever comes
                 yield hopeless
                 self._done.updateValue((id,), (None,))
                 if before is not None:
@@ -111,14 +113,16 @@ class Assembling:
         self._look_again(now + 1, waiting)  # in the next micro-batch
         self._add(count, len(opened) - closed)
 
-    def _hopeless(
-        self, id: str, pending: Pending, again: list[Item], rows: Iterable[tuple[int, str]], size: int
-    ) -> Outgoing | None:
-        """The alert that the transaction is given up although rows of it still come: it must not become complete,
-        whatever comes. rows: all so far, of so many bytes."""
-        if again and (other := differing(again, rows)) is not None:  # nobody knows how many rows it has
-            reason = f"row {other.ordinal} has come again, with other content: the transaction is given up"
-            return alert(self._config.alerts, "contradiction", reason, transaction=id, place=other.place)
+    def _contradicted(self, id: str, again: list[Item], rows: Iterable[tuple[int, str]]) -> Outgoing | None:
+        """The alert that it is given up, since a row that has come again is another one: nobody knows how many rows it
+        has. rows: all so far."""
+        if not again or (other := differing(again, rows)) is None:
+            return None
+        reason = f"row {other.ordinal} has come again, with other content: the transaction is given up"
+        return alert(self._config.alerts, "contradiction", reason, transaction=id, place=other.place)
+
+    def _too_large(self, id: str, pending: Pending, size: int) -> Outgoing | None:
+        """The alert that it is given up, since all of its rows so far have so many bytes."""
         most = self._config.max_transaction_bytes
         if size <= most:
             return None
@@ -182,6 +186,17 @@ class Assembling:
             if pending.complete and self._looked > ROOM:
                 waiting.append(id)
                 continue
+            hopeless = None
+            if pending.complete:  # the limit may have been lowered while it waited
+                hopeless = self._too_large(id, pending, self._kept_bytes(id, state.chunks))
+            elif state.alerted and (not stood_still or at % 2):
+                hopeless = pending.given_up(self._config.alerts, id, now)
+            if hopeless is not None:
+                yield hopeless
+                self._remove(id, state.chunks)
+                self._done.updateValue((id,), (None,))
+                closed += 1
+                continue
             if pending.complete:
                 rows = list(self._kept(id, state.chunks))
                 self._remove(id, state.chunks)
@@ -189,12 +204,6 @@ class Assembling:
                 for made in self._finished(id, pending, rows, now):
                     self._looked += len(made.value)
                     yield made
-                continue
-            if state.alerted and (not stood_still or at % 2):
-                yield pending.given_up(self._config.alerts, id, now)
-                self._remove(id, state.chunks)
-                self._done.updateValue((id,), (None,))
-                closed += 1
                 continue
             if state.alerted:
                 again.append(id)
