@@ -53,6 +53,7 @@ def test_a_transaction_is_as_large_as_its_rows_however_they_come(
         assert set(told[1:]) <= {"given-up"}
         assert sent[0]["bytes"] == size
         assert sent[0]["transaction"] == "t"
+        assert sent[0]["changes"] == {"Customers": {"INSERT": 20}}
         assert f"of {size:,} bytes so far; max_transaction_bytes is {most:,}: the transaction" in sent[0]["reason"]
 
 
@@ -68,6 +69,19 @@ def test_a_transaction_that_is_too_large_is_told_and_the_others_go_on():
     assert [body["alert"] for body in bodies(operator.take(large[9:]))] == ["given-up"]
     assert not operator.wait_until(1_000)
     assert not operator.open
+
+
+def test_what_was_too_large_is_told_by_table_and_operation():
+    """Nobody knew what to load as a snapshot, nor that it was of no use: it tells nothing of rows that are deleted."""
+    rows = [*MANY, Row("Addresses", "UPDATE", {"address_id": 1}), *AUDIT]
+    rows += [Row("Customers", "DELETE", row.data) for row in MANY[:7]]
+    operator = Operator(config(max_transaction_bytes=size_of(rows) - 1))
+    items = decoded(header_rows("large", rows))
+    operator.take(items[:9])
+    (told,) = bodies(operator.take([*items[9:], items[3]]))  # the one that comes again is compared with what is kept
+    assert told["changes"] == {"Customers": {"INSERT": 20, "DELETE": 7}, "Addresses": {"UPDATE": 1}}
+    assert "while the topics still have its rows; or load the tables of its groups as a snapshot" in told["reason"]
+    assert told["reason"].endswith(", which tells of no deletion")
 
 
 def test_rows_that_a_version_before_has_kept_count_too():
@@ -175,7 +189,7 @@ def test_one_that_waits_is_given_up_when_the_limit_is_lowered(monkeypatch: pytes
     waiting.operator.restart(config(expire_seconds=10, forget_seconds=100, max_transaction_bytes=size))
     told, event = waiting.look(6)
     assert (told["alert"], told["transaction"], told["rows"], told["last"]) == ("too-large", "second", 5, 5)
-    assert told["bytes"] == size_of([UPDATE] * 5)
+    assert (told["bytes"], told["changes"]) == (size_of([UPDATE] * 5), {"Customers": {"UPDATE": 5}})
     assert event["transaction"] == "small"
     assert not waiting.operator.open
     assert [body["alert"] for body in bodies(waiting.operator.take(waiting.made["second"]))] == ["given-up"]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
-from .combining import combine_rows
+from .combining import combine_rows, count_changes
 from .config import Config
 from .decoding import Item
 from .messages import Outgoing, alert, text_of
@@ -86,8 +86,9 @@ class Assembling:
             yield from told
             chunks = 0 if before is None else before.chunks
             size = _bytes(rows) + self._kept_bytes(id, chunks)
-            so_far = chain(self._kept(id, chunks), rows)
-            hopeless = self._contradicted(id, again, so_far) or self._too_large(id, pending, size)
+            hopeless = self._contradicted(id, again, chain(self._kept(id, chunks), rows)) or self._too_large(
+                id, pending, chain(self._kept(id, chunks), rows), size
+            )
             if hopeless is not None:  # at once: it must not become complete, whatever comes
                 yield hopeless
                 self._done.updateValue((id,), (None,))
@@ -121,15 +122,15 @@ class Assembling:
         reason = f"row {other.ordinal} has come again, with other content: the transaction is given up"
         return alert(self._config.alerts, "contradiction", reason, transaction=id, place=other.place)
 
-    def _too_large(self, id: str, pending: Pending, size: int) -> Outgoing | None:
-        """The alert that it is given up, since all of its rows so far have so many bytes."""
+    def _too_large(self, id: str, pending: Pending, rows: Iterable[tuple[int, str]], size: int) -> Outgoing | None:
+        """The alert that it is given up. rows: all so far, of so many bytes."""
         most = self._config.max_transaction_bytes
         if size <= most:
             return None
         reason = (
             f"a transaction of {size:,} bytes so far; max_transaction_bytes is {most:,}: the transaction is given up."
-            " To have its events, raise that, and the workers' memory, and begin anew with another checkpoint; or load"
-            " the roots that it has touched as a snapshot"
+            " To have its events, raise that, and the workers' memory, and begin anew with another checkpoint while the"
+            " topics still have its rows; or load the tables of its groups as a snapshot, which tells of no deletion"
         )
         return alert(
             self._config.alerts,
@@ -139,6 +140,7 @@ class Assembling:
             last=pending.last,
             rows=len(pending.seen),
             bytes=size,
+            changes=count_changes(rows),
         )
 
     def _finished(self, id: str, pending: Pending, rows: list[tuple[int, str]], now: int) -> Iterator[Outgoing]:
@@ -188,7 +190,8 @@ class Assembling:
                 continue
             hopeless = None
             if pending.complete:  # the limit may have been lowered while it waited
-                hopeless = self._too_large(id, pending, self._kept_bytes(id, state.chunks))
+                size = self._kept_bytes(id, state.chunks)
+                hopeless = self._too_large(id, pending, self._kept(id, state.chunks), size)
             elif state.alerted and (not stood_still or at % 2):
                 hopeless = pending.given_up(self._config.alerts, id, now)
             if hopeless is not None:

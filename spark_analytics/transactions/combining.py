@@ -7,7 +7,7 @@ from typing import Any
 from .config import Config, Group
 from .messages import Outgoing, alert, digest, event, text_of, within
 
-__all__ = ["combine_rows", "combine_snapshot", "pack"]
+__all__ = ["combine_rows", "combine_snapshot", "count_changes", "pack"]
 
 
 def pack(group: str, ids: Iterable[str], row: Mapping[str, object]) -> str:
@@ -43,6 +43,16 @@ def combine_rows(config: Config, transaction: str, rows: Iterable[tuple[int, str
         }
         made = event(group.topic, type, id, body, transaction=transaction, id=digest("event", transaction, name, id))
         yield from within(made, config.max_event_bytes, config.alerts)
+
+
+def count_changes(rows: Iterable[tuple[int, str]]) -> dict[str, dict[str, int]]:
+    """How many of these rows there are of each table, by operation. rows: as those of `combine_rows`."""
+    counts: dict[str, dict[str, int]] = {}
+    for _, packed in rows:
+        _, _, row = json.loads(packed)
+        of_table = counts.setdefault(row["table"], {})
+        of_table[row["operation"]] = of_table.get(row["operation"], 0) + 1
+    return counts
 
 
 def _ending(group: Group, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:

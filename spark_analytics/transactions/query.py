@@ -41,7 +41,8 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
 
     Its settings are those of a session of its own, so that it does not change those of `spark`, which needs the
     connector to Kafka. What is promised: each complete transaction's events are sent at least once, with all of their
-    rows, whatever dies; repeats have the same event id. See docs/cdc-transactions.md.
+    rows, whatever dies; repeats have the same event id. Not sent, but told by an alert, are a transaction of more
+    than `max_transaction_bytes`, and an event of more than `max_event_bytes`. See docs/cdc-transactions.md.
 
     Raises:
         ConfigurationError: As `check_topics` does.
