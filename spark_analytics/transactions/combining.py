@@ -9,6 +9,8 @@ from .messages import Outgoing, alert, digest, event, text_of, within
 
 __all__ = ["combine_rows", "combine_snapshot", "count_changes", "pack"]
 
+GIVEN, TAKEN = "GIVEN", "TAKEN"  # what an update that moves a row does to the two roots
+
 
 def pack(group: str, ids: Iterable[str], row: Mapping[str, object]) -> str:
     """A row as it is kept until its transaction is complete. ids: of the roots it belongs to: two, where an update
@@ -25,8 +27,7 @@ def combine_rows(config: Config, transaction: str, rows: Iterable[tuple[int, str
     for ordinal, packed in sorted(rows):
         group, ids, row = json.loads(packed)
         moved = row["operation"] == "UPDATE" and len(ids) > 1
-        # Of the root's own row that is a root more and one less, as if the source had deleted and inserted it.
-        for id, done in zip(ids, ("INSERT", "DELETE") if moved else [row["operation"]] * len(ids), strict=True):
+        for id, done in zip(ids, (GIVEN, TAKEN) if moved else [row["operation"]] * len(ids), strict=True):
             roots.setdefault((group, id), []).append((done, row | {"ordinal": ordinal}))
     for (name, id), of_root in roots.items():
         group = config.group_named.get(name)
@@ -56,11 +57,32 @@ def count_changes(rows: Iterable[tuple[int, str]]) -> dict[str, dict[str, int]]:
 
 
 def _ending(group: Group, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """rows: of a root, each with what it did to it."""
-    operations = [done for done, row in rows if row["table"] == group.root]
-    if operations and operations[-1] == "DELETE":
+    """rows: of a root, each with what it did to it.
+
+    Where keys must be unique only at the end of a statement, or of the transaction, a root may be given another row
+    before its own is moved away: `before` tells which of them that is.
+    """
+    changes = [(done, row) for done, row in rows if row["table"] == group.root]
+    given: Mapping[str, Any] | None = None  # the row that was inserted or moved there last, as it is now
+    existed = False
+    for done, row in changes:
+        same = given is not None and _may_be(given, row.get("before"))
+        if done in ("INSERT", GIVEN) or (done == "UPDATE" and same):
+            given = row["data"]
+        elif done == "DELETE" or (done == TAKEN and same):
+            existed = existed or given is None
+            given = None
+        elif done == TAKEN:
+            existed = True
+    operations = [done for done, _ in changes]
+    if operations and operations[-1] in ("DELETE", TAKEN) and given is None:
         return "Deleted"
-    return "Created" if "INSERT" in operations else "Modified"
+    return "Created" if "INSERT" in operations or (GIVEN in operations and not existed) else "Modified"
+
+
+def _may_be(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
+    """Whether this is what a row was, as far as that is told."""
+    return all(row.get(column) == value for column, value in (before or {}).items())
 
 
 def combine_snapshot(
