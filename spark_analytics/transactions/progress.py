@@ -27,9 +27,9 @@ SELDOM = 20.0  # of the time that a read of the state took, reports do without a
 class Progress:
     """batch: the number of the last micro-batch, which took `seconds` for `rows` and ended `ago` seconds ago. behind:
     Kafka records that were not read by then; None: it was one that is done again after a start, for which Spark does
-    not ask Kafka. open: transactions that are incomplete, the oldest of which began `oldest` seconds ago; None: the
-    state could not be read, or nothing has been written yet. read_ago: seconds since the state was read, of which these
-    are; 0: it was read now."""
+    not ask Kafka. open: transactions that are incomplete, or complete and waiting for room in a micro-batch, the oldest
+    of which began `oldest` seconds ago; None: the state could not be read, or nothing has been written yet. read_ago:
+    seconds since the state was read, of which these are; 0: it was read now."""
 
     batch: int
     ago: float
