@@ -458,9 +458,10 @@ class Proof:
                     (outcome == "succeeded" and not done)
                     or (outcome == "superseded" and runs)
                     or (outcome in ("retried", "held", "snoozed") and done and kind not in TRANSACTIONAL)
-                    or (outcome == "discarded" and done and not by_person and kind not in TRANSACTIONAL)
+                    or (outcome in ("discarded", "followed") and done and not by_person and kind not in TRANSACTIONAL)
                     or (outcome == "cancelled" and not by_person)
-                    or (outcome == "discarded" and not by_person and kind in NEVER_GIVES_UP
+                    or (outcome == "followed" and kind not in FOLLOWED)
+                    or (outcome == "discarded" and not by_person and kind in NEVER_GIVES_UP + FOLLOWED
                         and not row["error_class"].endswith("Discard"))
                 ):  # fmt: skip
                     self.wrong.append(f"job {id} ({kind}) {dict(row)}, its runs: {[*map(str, runs)]}")
@@ -530,13 +531,7 @@ class Proof:
         after = Counter(story.new["after"] for story in self.jobs.values() if story.new["type"] == "owed")
         for id, story in self.jobs.items():
             end = story.rows[-1] if story.rows else None
-            gave_up = (
-                story.new["type"] in FOLLOWED
-                and end is not None
-                and end["outcome"] == "discarded"
-                and not (end["error_message"] or "").startswith("by test")
-                and not end["error_class"].endswith("Discard")
-            )
+            gave_up = end is not None and end["outcome"] == "followed"
             self.followed += gave_up
             if after[id] != gave_up:
                 self.wrong.append(f"job {id} ({story.new['type']}) was followed by {after[id]}: {end and dict(end)}")
