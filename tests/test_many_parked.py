@@ -8,8 +8,7 @@ import pytest
 from sidings import PostgresUnavailable
 from sidings.errors import Busy
 from sidings.executor import PostgresSettings
-from sidings.kafka.outbox import Outbox
-from sidings.kafka.outbox import publish as publish_module
+from sidings.kafka.outbox import Outbox, decisions
 from sidings.schema import load_sql
 
 from .cli_support import cli, refused
@@ -115,7 +114,7 @@ FULL = """
 async def parked(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with 16 parked messages, of which four are decided on at once."""
     await fetch(database, PARKED)
-    monkeypatch.setattr(publish_module, "_DECIDED_AT_ONCE", 4)
+    monkeypatch.setattr(decisions, "_AT_ONCE", 4)
     monkeypatch.delitem(KINDS, "doubt")  # a release does that as well
     monkeypatch.setitem(KINDS, "decide", re.compile(r"DELETE FROM sidings\.outbox_parked"))
     monkeypatch.setitem(KINDS, "ask", re.compile(r"FROM sidings\.outbox_parked WHERE id = ANY"))
@@ -219,7 +218,7 @@ async def test_a_part_that_was_not_answered_and_goes_on_keeps_the_next_one_waiti
 ) -> None:
     """A smaller part meets its locks. What it has done by then is no more there for any other."""
     async with publishing(parked) as (outbox, connection):
-        fetch, transaction = outbox._fetch, connection.transaction()
+        fetch, transaction, begun = outbox._fetch, connection.transaction(), asyncio.Event()
         await outbox.failing()
         outbox._link.long_seconds = 0.0  # any statement that fails has been long
 
@@ -228,8 +227,8 @@ async def test_a_part_that_was_not_answered_and_goes_on_keeps_the_next_one_waiti
             await transaction.commit()
 
         async def unanswered(query: str, *arguments: Any) -> Any:
-            if query == "release_parked":
-                monkeypatch.setattr(outbox, "_fetch", fetch)
+            if query == "release_parked" and not begun.is_set():
+                begun.set()
                 await transaction.start()
                 await connection.fetch(load_sql("sidings.kafka.outbox", query, "sidings"), *arguments)
                 raise PostgresUnavailable("it did not answer")

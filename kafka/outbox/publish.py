@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -10,13 +10,14 @@ from uuid import UUID
 
 import asyncpg
 
-from ...errors import Busy, ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
-from ...executor import Backoff, Link, PostgresSettings, now
+from ...errors import ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
+from ...executor import Backoff, Link, PostgresSettings
 from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
 from ...jobs.transaction import noted
 from ...schema import load_sql
 from ..checks import check_loop
+from .decisions import Decisions
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
 from .inquiry import Inquiry
 from .message import Headers, Item, Outgoing, Value, outgoing, outgoing_many
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
 
 _POLL_SECONDS = 0.05
-_DECIDED_AT_ONCE = 5_000  # a relay parks millions, and one statement for all of them would take longer than it may
-_FEWER = 4  # so many times fewer are next, where even these took too long
 _MESSAGES = Storing(__package__ or "", "message", "publish")
 _ITS_OWN = "that the service runs in"
 
@@ -365,75 +364,9 @@ class Outbox:
     ) -> list[int]:
         if topic is None and ids is None:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
-        who, found = _named(verb, actor), list[int]()
-        try:
-            async for done in self._decided(f"{verb}_parked", topic, ids, who, reason):
-                found += done
-                if self._wake is not None:
-                    self._wake()
-        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
-            raise Busy(
-                "another transaction, perhaps one of this call's own that was not answered, keeps a parked message "
-                f"locked; {len(found)} were done before: try again, or give the ids of others"
-            ) from error
-        except asyncpg.InsufficientResourcesError as error:  # its disk is full, say
-            raise PostgresUnavailable(
-                f"Postgres has ended the statement ({type(error).__name__}: {error}); {len(found)} messages were done "
-                "before: try again"
-            ) from error
-        except PostgresUnavailable as error:
-            raise PostgresUnavailable(f"{error}; {len(found)} messages were done before: try again") from error
-        return found
-
-    async def _decided(
-        self, query: str, topic: str | None, ids: Sequence[int] | None, who: str, reason: str | None
-    ) -> AsyncGenerator[list[int]]:
-        """What each statement has done. Of large messages fewer go at once, as many as it has the time for. One that
-        was not answered has done what is parked no more, and may do the rest later."""
-        most, unanswered = _DECIDED_AT_ONCE, set[int]()
-        async for some in self._parked_ids(topic, ids):
-            while some:
-                part, began = some[:most], now()
-                try:
-                    rows = await self._fetch(query, topic, part, who, reason)
-                except PostgresUnavailable as error:
-                    too_many = len(part) > 1 and now() - began >= self._link.long_seconds
-                    left = await self._left_of(part, error)
-                    if left == part and not too_many:
-                        raise
-                    unanswered.update(left)
-                    done, some = sorted({*part}.difference(left)), [*left, *some[most:]]
-                    most = max(1, len(part) // _FEWER)
-                else:
-                    done, some = sorted({row["id"] for row in rows} | unanswered.intersection(part)), some[most:]
-                    if now() - began < self._link.long_seconds / 2:
-                        most = min(2 * most, _DECIDED_AT_ONCE)
-                yield done
-
-    async def _left_of(self, part: list[int], error: PostgresUnavailable) -> list[int]:
-        """Those that are parked still. error: of the statement that was not answered."""
-        try:
-            return await self._still_parked(None, part)
-        except (PostgresUnavailable, asyncpg.PostgresError):
-            raise PostgresUnavailable(f"{error}; what became of {len(part)} more is not known") from error
-
-    async def _still_parked(self, topic: str | None, ids: Sequence[int]) -> list[int]:
-        return [row["id"] for row in await self._fetch("still_parked", topic, ids)]
-
-    async def _parked_ids(self, topic: str | None, ids: Sequence[int] | None) -> AsyncGenerator[list[int]]:
-        """Those that are meant, in their order, some at a time; not what is parked again meanwhile."""
-        if ids is not None:
-            chosen = sorted(set(ids))
-            for first in range(0, len(chosen), _DECIDED_AT_ONCE):
-                yield await self._still_parked(topic, chosen[first : first + _DECIDED_AT_ONCE])
-            return
-        after, last = 0, (await self._fetch("last_parked", topic))[0]["id"]
-        while last is not None and after < last:
-            rows = await self._fetch("parked_ids", topic, after, last, _DECIDED_AT_ONCE)
-            if not rows:
-                return
-            yield [row["id"] for row in rows]
-            after = rows[-1]["id"]
+        who = _named(verb, actor)
+        decisions = Decisions(self._fetch, self._link.long_seconds, self._wake)
+        return await decisions.carry_out(f"{verb}_parked", topic, ids, who, reason)
 
     def _here(self) -> None:
         check_loop(self.loop, _ITS_OWN)
