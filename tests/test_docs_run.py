@@ -90,7 +90,7 @@ RUN_BY = {
         "While Kafka is away": "test_context.py",
     },
     "docs/operations.md": {
-        "What goes on": HERE,
+        "What is going on": HERE,
         "In a web server": HERE,
         "An endpoint": HERE,
         "Held jobs": HERE,
@@ -438,7 +438,7 @@ async def test_a_directory_table_is_published_anew(database: str, topic: Any):
 
 
 async def test_what_operations_shows_in_sql(database: str):
-    statements = block("operations.md", "What goes on", "sql").split(";\n")
+    statements = block("operations.md", "What is going on", "sql").split(";\n")
     for statement in statements:
         await fetch(database, statement)
     enqueue = "SELECT sidings.enqueue('send_eta', '{}', origin => $1)"
@@ -455,7 +455,7 @@ async def test_the_query_for_groups_that_back_off_looks_at_each_once(database: s
     """With tens of thousands, as where a carrier is away, it kept a core busy and its transaction open for many
     minutes: for each it looked for the cause in all days of the history."""
     await some_jobs(database, 1_000, "blocked", failures="5", error="'CarrierDown: it is away'")
-    statements = block("operations.md", "What goes on", "sql").split(";\n")
+    statements = block("operations.md", "What is going on", "sql").split(";\n")
     [query] = [statement for statement in statements if "groups that back off" in statement]
     plan = json.loads(await value(database, f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"))[0]["Plan"]
     assert {node["Actual Loops"] for node in nodes(plan)} == {1}
