@@ -18,25 +18,24 @@ WITH mine AS MATERIALIZED (
                    AND j.type = m.type AND j.policy = 1) AS id
     FROM mine m
 ), older AS MATERIALIZED (
-    SELECT n.ref, n.epoch, o.id FROM newest n,
+    SELECT n.ref, n.epoch, n.id AS newest, o.id FROM newest n,
          LATERAL (SELECT j.id FROM sidings.job j
                   WHERE j.origin = n.origin AND j."group" = n."group" AND j.position IS NOT NULL
                     AND j.type = n.type AND j.policy = 1 AND j.id < n.id
                   ORDER BY j.position LIMIT $7 FOR UPDATE SKIP LOCKED) o
 ), superseded AS (
     DELETE FROM sidings.job j USING older o WHERE j.id = o.id
-    RETURNING j.*, o.ref, o.epoch
+    RETURNING j.*, o.ref, o.epoch, o.newest
 ), inherited AS (
     UPDATE sidings.job j
     SET failures = greatest(j.failures, s.failures), losses = greatest(j.losses, s.losses),
         first_started_at = least(j.first_started_at, s.first_started_at), run_at = greatest(j.run_at, s.run_at),
         error = coalesce(j.error, s.error)
-    FROM (SELECT u.ref, max(u.failures) AS failures, max(u.losses) AS losses,
+    FROM (SELECT u.newest, max(u.failures) AS failures, max(u.losses) AS losses,
                  min(u.first_started_at) FILTER (WHERE u.failures > 0) AS first_started_at,
                  max(u.run_at) FILTER (WHERE u.failures > 0) AS run_at, max(u.error) FILTER (WHERE u.failures > 0) AS error
-          FROM superseded u WHERE u.failures > 0 OR u.losses > 0 GROUP BY u.ref) s
-    JOIN newest n USING (ref),
-         LATERAL (SELECT k.id FROM sidings.job k WHERE k.id = n.id FOR UPDATE SKIP LOCKED) free
+          FROM superseded u WHERE u.failures > 0 OR u.losses > 0 GROUP BY u.newest) s,
+         LATERAL (SELECT k.id FROM sidings.job k WHERE k.id = s.newest FOR UPDATE SKIP LOCKED) free
     WHERE j.id = free.id
 ), history AS (
     INSERT INTO sidings.job_history
@@ -46,4 +45,6 @@ WITH mine AS MATERIALIZED (
            u."group", u.headers ->> 'correlation_id', coalesce(u.payload, 'null')   -- without any it is erased, and not requeued
     FROM superseded u WHERE u.type <> ALL ($6::text[])
 )
-SELECT n.ref::int, n.id, (SELECT count(*) FROM superseded u WHERE u.ref = n.ref) AS superseded FROM newest n
+-- One pass: asked for by each lane, the count would go through all that were superseded, which are on disk by then.
+SELECT ref::int, max(id) AS id, count(*) - 1 AS superseded
+FROM (SELECT n.ref, n.id FROM newest n UNION ALL SELECT u.ref, NULL FROM superseded u) every GROUP BY ref

@@ -108,6 +108,11 @@ class Plans:
                 for part in (part for plan in inner for part in nodes(plan)):
                     assert part["Node Type"] not in ("CTE Scan", "Function Scan"), f"the {kind} plan:\n{self}"
 
+    def must_not_ask_a_list_for_each_row(self) -> None:
+        for kind, plan in self.plans.items():
+            for asked in (node for node in nodes(plan) if node.get("Parent Relationship") == "SubPlan"):
+                assert not any(part["Node Type"] == "CTE Scan" for part in nodes(asked)), f"the {kind} plan:\n{self}"
+
     def must_not_scan_a_table(self) -> None:
         for kind, plan in self.plans.items():
             for node in nodes(plan):
@@ -272,6 +277,7 @@ async def test_superseded_jobs_are_found_in_their_groups(filled: str):
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_group", "origin", "group")
     plans.must_probe_by("job_pkey", "id")
+    plans.must_not_ask_a_list_for_each_row()
 
 
 async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
