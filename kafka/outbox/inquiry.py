@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import asyncpg
 
 from ...errors import PostgresUnavailable
+from .receipt import Receipt
 
 if TYPE_CHECKING:
     from asyncpg import Record
-
-    from .publish import Receipt
 
 __all__ = ["Inquiry"]
 
@@ -22,7 +21,7 @@ _AT_ONCE = 5_000  # messages
 class _Question(NamedTuple):
     """Of one who waits. left: ids and slots of the messages of `receipt` that are not acknowledged yet."""
 
-    receipt: "Receipt"
+    receipt: Receipt
     left: dict[int, int]
     answer: "asyncio.Future[list[Record] | None]"
 
@@ -36,7 +35,7 @@ class Inquiry:
         self._questions: list[_Question] = []  # that have not been asked yet
         self._asking: asyncio.Task[None] | None = None
 
-    async def rows(self, receipt: "Receipt", left: dict[int, int]) -> "list[Record] | None":
+    async def rows(self, receipt: Receipt, left: dict[int, int]) -> "list[Record] | None":
         """Those of these messages; None where Postgres does not answer now."""
         question = _Question(receipt, left, asyncio.get_running_loop().create_future())
         self._questions.append(question)

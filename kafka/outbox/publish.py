@@ -8,41 +8,28 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-import asyncpg
-
 from ...errors import ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
 from ...executor import Backoff, Link, PostgresSettings
 from ...jobs import Transaction
-from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
+from ...jobs.connections import AnyConnection, AnySyncConnection, Statement, Storing, store, store_sync
 from ...jobs.transaction import noted
 from ...schema import load_sql
 from ..checks import check_loop
 from .decisions import Decisions
-from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
+from .errors import InvalidMessage
 from .inquiry import Inquiry
 from .message import Headers, Item, Outgoing, Value, outgoing, outgoing_many
+from .receipt import Receipt, acknowledged, has_crashed, receipt_of
 from .settings import OutboxSettings
 
 if TYPE_CHECKING:
     from asyncpg import Record
 
-__all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
+__all__ = ["FailingTopic", "Outbox", "ParkedMessage"]
 
 _POLL_SECONDS = 0.05
 _MESSAGES = Storing(__package__ or "", "message", "publish")
 _ITS_OWN = "that the service runs in"
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What `publish` returns: with it `Outbox.published` finds the messages again. It is empty for direct messages."""
-
-    ids: tuple[int, ...] = ()
-    slots: tuple[int, ...] = ()
-    txid: int = 0
-    subxid: int = 0
-    timeline: str = ""
-    crash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +149,15 @@ class Outbox:
             KafkaUnavailable: The topic's route is direct, and Kafka has not acknowledged the message, which may have
                 arrived.
         """
-        message = self._message(topic, key, value, headers, partition_key, timestamp)
+        message = outgoing(
+            topic,
+            key=key,
+            value=value,
+            headers=headers,
+            partition_key=partition_key,
+            timestamp=timestamp,
+            settings=self.settings,
+        )
         if self._is_direct(topic):
             await self._sender().send_many([message])
             return Receipt()
@@ -215,7 +210,15 @@ class Outbox:
         Raises:
             InvalidMessage: As in `publish`; or the topic's route is direct.
         """
-        message = self._message(topic, key, value, headers, partition_key, timestamp)
+        message = outgoing(
+            topic,
+            key=key,
+            value=value,
+            headers=headers,
+            partition_key=partition_key,
+            timestamp=timestamp,
+            settings=self.settings,
+        )
         return self._store_sync(connection, topic, self._one(message))
 
     def publish_many_sync(
@@ -268,13 +271,13 @@ class Outbox:
                         raise PostgresUnavailable(
                             "Postgres was replaced after the message was published: whether it was kept is not known"
                         )
-                    if not kept and _has_crashed(receipt.crash, row["crash"]):
+                    if not kept and has_crashed(receipt.crash, row["crash"]):
                         raise PostgresUnavailable(
                             "Postgres has crashed after the message was published, or all its statistics were reset: "
                             "whether it was kept is not known"
                         )
                     kept = kept or row["status"] == "committed"
-                    if _acknowledged(row):
+                    if acknowledged(row):
                         del left[row["id"]]
                 if left:
                     await asyncio.sleep(_POLL_SECONDS * random.uniform(0.5, 1.0))
@@ -378,25 +381,6 @@ class Outbox:
         self._here()
         return await self._link.fetch(load_sql(__package__, query, self._schema), *args)
 
-    def _message(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: Value,
-        headers: Headers | None,
-        partition_key: str | bytes | None,
-        timestamp: datetime | None,
-    ) -> Outgoing:
-        return outgoing(
-            topic,
-            key=key,
-            value=value,
-            headers=headers,
-            partition_key=partition_key,
-            timestamp=timestamp,
-            settings=self.settings,
-        )
-
     def _one(self, m: Outgoing) -> Statement:
         arguments = (m.topic, m.key, m.value, m.headers, m.partition_key, m.timestamp)
         return Statement("insert_message", self._schema, arguments, 1, "", _MESSAGES)
@@ -421,13 +405,13 @@ class Outbox:
             raise InvalidMessage(str(error)) from error
         if isinstance(tx, Transaction) and rows:
             tx.published = True
-        return _receipt(rows)
+        return receipt_of(rows)
 
     def _store_sync(self, connection: AnySyncConnection, topic: str, statement: Statement) -> Receipt:
         if self._is_direct(topic):
             raise InvalidMessage(f"the route of {topic!r} is direct: call `await publish(...)` or `publish_many(...)`")
         try:
-            return _receipt(store_sync(connection, lambda: statement, _MESSAGES)[1])
+            return receipt_of(store_sync(connection, lambda: statement, _MESSAGES)[1])
         except NotInTransaction:
             raise
         except EnqueueError as error:
@@ -446,34 +430,3 @@ def _named(verb: str, actor: str) -> str:
     if not actor:
         raise ConfigurationError(f"outbox.{verb}(actor=''): name the person or program that does it, for the audit")
     return actor
-
-
-def _receipt(rows: Rows) -> Receipt:
-    """From the rows of insert_message.sql: id, slot, transaction id, xmin, timeline, crash."""
-    if not rows:
-        return Receipt()
-    txid, xmin, timeline, crash = rows[0][2], rows[0][3], rows[0][4], rows[0][5]
-    # xmin has 32 bits: it counts on from the transaction's own id, which is never larger.
-    subxid = (txid & ~0xFFFFFFFF) | xmin
-    if subxid < txid:
-        subxid += 1 << 32
-    return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid, timeline, crash)
-
-
-def _has_crashed(before: str, after: str | None) -> bool:
-    """Whether all statistics have been reset, by the times at which each was. None: a standby answers."""
-    return after is not None and not set(before.split()) & set(after.split())
-
-
-def _acknowledged(row: "asyncpg.Record") -> bool:
-    if row["error"] is not None:
-        raise MessageParked(f"message {row['id']} was refused and is parked: {row['error']}")
-    match row["status"]:
-        case "committed":
-            return not row["waiting"]
-        case "aborted":
-            raise RolledBack(f"message {row['id']}: its transaction was rolled back")
-        case None:
-            raise NotPublished(f"message {row['id']}: its transaction is too old for Postgres to know what came of it")
-        case _:
-            return False
