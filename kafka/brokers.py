@@ -92,23 +92,7 @@ def go_around_hanging_brokers(
     where they are not there, if they make those that are asked for; of no others, as one that somebody has deleted.
     seen: what was told of the topics, kept here, counts for those that there is no right to see any more."""
     client.__class__ = _Client
-    client.wanted = wanted
-    client.seen = seen
-    client._get_conn_lock_value = _Connecting()  # a lock for each broker stands in its place
-    client.session_seconds = session_seconds
-    client.patience = defaultdict(lambda: _CONNECT_SECONDS)
-    client.locks = defaultdict(asyncio.Lock)
-    client.connecting = {}
-    client.failed_at = {}
-    client.errors = {}
-    client.late = defaultdict(int)
-    client.fetch_bytes = {}
-    client.throttled_until = {}
-    client.refusals = {}
-    client.unconnected = Outage(log, "no connection could be made")
-    client.unanswered = Outage(log, "no broker could be asked who leads what")
-    client.updated_at, client.updated_of = 0.0, None
-    client.heard_at = None
+    client.begin(session_seconds=session_seconds, wanted=wanted, seen=seen)
 
 
 def unreached(client: Any, nodes: Collection[Any] | None = None) -> str:
@@ -145,31 +129,37 @@ class _Connecting:
 
 
 class _Client(AIOKafkaClient):
-    """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one; errors: why.
-    late: how many requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a
-    broker, where the network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a
-    connection before (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unconnected:
-    while connecting fails with errors that aiokafka does not expect. unanswered: while none tells who leads what.
-    updated_at: when it was last told who leads what, and updated_of: of which topics. heard_at: when the group's
-    coordinator has last answered a member."""
+    """One that goes around brokers that hang. It was made as aiokafka's, and `begin` has given it what that lacks."""
 
-    session_seconds: float | None
-    wanted: Callable[[], Collection[str]]
-    seen: dict[str, Any] | None
-    patience: defaultdict[Any, float]
-    locks: defaultdict[Any, asyncio.Lock]
-    connecting: dict[Any, float]
-    failed_at: dict[Any, float]
-    errors: dict[Any, str]
-    late: defaultdict[Any, int]
-    fetch_bytes: dict[Any, int]
-    throttled_until: dict[Any, float]
-    refusals: dict[Any, Outage]
-    unconnected: Outage
-    unanswered: Outage
-    updated_at: float
-    updated_of: frozenset[str] | None
-    heard_at: float | None
+    def begin(
+        self,
+        *,
+        session_seconds: float | None,
+        wanted: Callable[[], Collection[str]],
+        seen: dict[str, Any] | None,
+    ) -> None:
+        """In place of an `__init__`: that of aiokafka has run. Arguments are those of `go_around_hanging_brokers`."""
+        cast(Any, self)._get_conn_lock_value = _Connecting()  # a lock for each connection stands in its place
+        self.session_seconds = session_seconds
+        self.wanted = wanted
+        self.seen = seen
+        # By connection: the broker, and which of aiokafka's connections to it.
+        self.locks = defaultdict[Any, asyncio.Lock](asyncio.Lock)
+        self.connecting = dict[Any, float]()  # since when
+        self.failed_at = dict[Any, float]()  # the last try, where it has failed
+        self.errors = dict[Any, str]()  # why it has
+        self.throttled_until = dict[Any, float]()  # nothing is sent before (`time.monotonic`)
+        # By broker.
+        self.patience = defaultdict[Any, float](lambda: _CONNECT_SECONDS)  # of the next try to connect
+        self.late = defaultdict[Any, int](int)  # requests that have been without an answer for long
+        self.fetch_bytes = dict[Any, int]()  # most of one fetch, where the network is too narrow for what is asked for
+        self.refusals = dict[Any, Outage]()  # of those that let nothing be read of some partitions
+        # Of them all.
+        self.unconnected = Outage(log, "no connection could be made")  # by errors that aiokafka does not expect
+        self.unanswered = Outage(log, "no broker could be asked who leads what")
+        self.updated_at = 0.0  # when it was last told who leads what
+        self.updated_of: frozenset[str] | None = None  # of which topics
+        self.heard_at: float | None = None  # when the group's coordinator has last answered a member
 
     @property
     def _milliseconds(self) -> int:
