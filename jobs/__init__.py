@@ -3,8 +3,8 @@
 Reading order:
 
 * a job: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to)
-* declaring one: `job_type` (what a type is), `handlers` (what a handler says of itself), `registry`, `periodic`
-  (schedules)
+* declaring one: `job_type` (what a type is), `groups` (in which group a job is), `handlers` (what a handler says of
+  itself), `registry`, `periodic` (schedules)
 * its payload: `payloads`; what JSON would make of it: `schemas` (of pydantic), `doubts` (of which types other values),
   `kinds` and `lossy` (which ones), `limits` (what is not read)
 * storing it: `enqueue` and its SQL files, `connections` (through what), `transaction`; `withdraw` takes it back

@@ -4,16 +4,17 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import BaseModel
 
-from ..errors import ConfigurationError, EnqueueError, InvalidPayload, MissingGroup, MissingOrigin
+from ..errors import ConfigurationError, InvalidPayload, MissingOrigin
 from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .context import current_work
 from .enqueue import UNSET, ManyHeaders, Unset
+from .groups import GroupOf, Groups
 from .job import Job, JobId, P
 from .payloads import Payloads
 from .periodic import Periodic
@@ -21,11 +22,10 @@ from .retry import Retry
 from .transaction import Transaction, note_jobs, noted
 from .withdraw import WITHDRAWALS, withdrawal
 
-__all__ = ["GroupOf", "Handler", "JobType", "Policy", "PolicyName"]
+__all__ = ["Handler", "JobType", "Policy", "PolicyName"]
 
 Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]]], Awaitable[object] | object]
 PolicyName = Literal["serial", "latest", "parallel"]
-GroupOf = str | Callable[[P], str | None] | None
 
 _MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
 
@@ -94,12 +94,10 @@ class JobType(Generic[P]):
         )
         self.grouped = group is not None
         self._destination = destination
-        self._group = group
         self._payload = payload
-        self._group_value = _group_value(group, payload)
         self._payloads = Payloads[P](name, payload)
         self.load = self._payloads.load  # a call for each job that runs
-        self._check_group(payload)
+        self._groups = Groups[P](name, group, payload)
         named = isinstance(home, str) and home != ""  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
         if home is not None and (group is None or not named):
             raise ConfigurationError(
@@ -327,7 +325,7 @@ class JobType(Generic[P]):
             self.name,
             self.home,
             origin,
-            self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group),
+            self._groups.of(checked) if isinstance(group, Unset) else self._groups.checked(group),
             text.decode(),
             self.policy,
             _enqueue.when(delay, run_at),
@@ -346,8 +344,8 @@ class JobType(Generic[P]):
         priority: int,
         headers: ManyHeaders | None,
     ) -> Callable[[], Statement]:
-        values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._group_value)
-        groups = self._groups_of(values) if self.grouped else None
+        values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._groups.value)
+        groups = self._groups.all_of(values) if self.grouped else None
         return _enqueue.many_jobs(
             self._destination.schema,
             self.name,
@@ -388,56 +386,7 @@ class JobType(Generic[P]):
         Raises:
             MissingGroup: The payload yields none, or none that reads the same each time.
         """
-        return None if self._group is None else self._text_of_group(self._group_value(payload))
-
-    def _groups_of(self, values: list[object]) -> list[str]:
-        """The groups that `values` name, of a type with groups: checked as a whole; one by one only where that does not
-        do."""
-        if set(map(type, values)) <= {str} and "" not in values:
-            return cast(list[str], values)
-        return cast(list[str], [self._text_of_group(value) for value in values])  # which refuses what is empty
-
-    def _text_of_group(self, value: object) -> str | None:
-        value = value.value if isinstance(value, Enum) else value
-        if value is None or isinstance(value, str):
-            return self.checked_group(value)
-        text = self._decoded(value) if isinstance(value, bytes | bytearray) else _text_of(value)
-        if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower() or inspect.isroutine(value):
-            raise MissingGroup(
-                f"{self.name!r} runs serially by group, but {self._group!r} gave {text}, which reads otherwise each "
-                "time: let it give a text (call a method, or make it a property; and let it be no async function)"
-            )
-        return self.checked_group(text)
-
-    def _decoded(self, value: bytes | bytearray) -> str:
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise MissingGroup(
-                f"{self.name!r} runs serially by group, but {self._group!r} gave bytes that are no UTF-8 ({error}): "
-                "let group= be a function of the payload that gives a text, such as their .hex()"
-            ) from None
-
-    def checked_group(self, group: str | None) -> str | None:
-        """Refuse an empty group, and none where the type has groups.
-
-        Raises:
-            MissingGroup: The type has groups, and this is empty, or None.
-            EnqueueError: The type has none, and this is empty: unrelated jobs would wait for each other in it.
-        """
-        if isinstance(group, str) and type(group) is not str:  # its class may have another text for it
-            group = _text_of(group)
-        if not group and self.grouped:
-            raise MissingGroup(
-                f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "
-                "or declare the type without group="
-            )
-        if group == "":
-            raise EnqueueError(
-                f"the group of the job {self.name!r} is empty: give the key of its entity, or None for a job that "
-                "stands alone"
-            )
-        return group
+        return self._groups.of(payload)
 
     def _check_follow_up(self, other: "JobType[Any]") -> None:
         """It gets payload, origin and group of a job of this type as they are stored."""
@@ -465,13 +414,6 @@ class JobType(Generic[P]):
                 "home=, or leave it out there"
             )
 
-    def _check_group(self, payload: Any) -> None:
-        fields = getattr(payload, "model_fields", None)
-        if isinstance(self._group, str) and isinstance(fields, dict) and self._group not in fields:
-            names = ", ".join(cast(dict[str, object], fields))
-            if not hasattr(payload, self._group):
-                raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
-
 
 @contextmanager
 def _working_on(given: Any) -> Generator[None]:
@@ -495,29 +437,6 @@ def _several(name: str, payloads: Iterable[P]) -> Iterable[P]:
             f"payloads= of {name!r} is a {kind}: give a list of payloads, or a single one to `enqueue`"
         )
     return payloads
-
-
-def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
-    """What gives the group of a payload before it is checked. payload: the model, whose instances have its fields."""
-    if inspect.iscoroutinefunction(group):  # its coroutine, as text, would be another group for each job
-        raise ConfigurationError(f"group={group!r}: give a plain function of the payload, not an async one")
-    if group is None or callable(group):
-        return group or (lambda _: None)
-    if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
-        raise ConfigurationError(f"group={group!r}: give the name of a field of the payload, or a function of it")
-    if group in getattr(payload, "model_fields", ()):
-        return lambda payload: getattr(payload, group, None)
-    return lambda payload: (
-        cast(Mapping[str, object], payload).get(group)
-        if isinstance(payload, Mapping)
-        else getattr(payload, group, None)
-    )
-
-
-def _text_of(value: object) -> str:
-    """As JSON has it: of an enum's member, its value. Its text in Python may be its name, which nobody else knows."""
-    value = value.value if isinstance(value, Enum) else value
-    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 def _policy(name: str, policy: object, group: object) -> int:

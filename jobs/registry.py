@@ -10,9 +10,10 @@ from ..errors import ConfigurationError, EnqueueError, UnknownJobType
 from ..schema import valid_schema_name
 from .connections import AnyConnection, AnySyncConnection
 from .enqueue import short
+from .groups import GroupOf
 from .handlers import check_listed, check_no_method, model_of, why_not_called
 from .job import Job, JobId, P
-from .job_type import GroupOf, Handler, JobType, PolicyName
+from .job_type import Handler, JobType, PolicyName
 from .middleware import Middleware
 from .periodic import Missed, Per, Tick, periodic_of
 from .retry import Retry
