@@ -7,6 +7,7 @@ from typing import Any, Generic, cast
 
 from ..errors import ConfigurationError, EnqueueError, MissingGroup
 from .job import P
+from .lossy import holds_secret
 
 __all__ = ["GroupOf", "Groups"]
 
@@ -70,6 +71,11 @@ class Groups(Generic[P]):
         value = value.value if isinstance(value, Enum) else value
         if value is None or isinstance(value, str):
             return self.checked(value)
+        if holds_secret(value):
+            raise MissingGroup(
+                f"{self._name!r} runs serially by group, but {self._group!r} gave a secret, of which a group gets "
+                "asterisks: let group= be a function that gives a hash of it"
+            )
         text = self._decoded(value) if isinstance(value, bytes | bytearray) else _text_of(value)
         if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower() or inspect.isroutine(value):
             raise MissingGroup(

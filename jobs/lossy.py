@@ -29,6 +29,7 @@ __all__ = [
     "fields_of",
     "has_half_characters",
     "held_by",
+    "holds_secret",
     "is_changed",
     "is_other",
     "loses_numbers",
@@ -61,21 +62,21 @@ def masks_secret(dump: Callable[..., object]) -> bool:
     """Whether a mask in the JSON of what `dump` tells stands for a secret. Also where Python has no form of that, so
     that nothing tells it from a text."""
     try:
-        return _holds_secret(dump())
+        return holds_secret(dump())
     except TypeError:
         return True
 
 
-def _holds_secret(value: object) -> bool:
-    """Whether there is one in it that is not empty."""
+def holds_secret(value: object) -> bool:
+    """Whether there is a secret in it that is not empty."""
     match value:
         case SecretStr() | SecretBytes() | Secret():
             return bool(cast(object, value.get_secret_value()))
         case Mapping():
             pairs = cast(Mapping[object, object], value)
-            return any(map(_holds_secret, (*pairs, *pairs.values())))
+            return any(map(holds_secret, (*pairs, *pairs.values())))
         case list() | tuple() | set() | frozenset() | deque():
-            return any(map(_holds_secret, cast(Iterable[object], value)))
+            return any(map(holds_secret, cast(Iterable[object], value)))
         case _:
             return False
 

@@ -5,6 +5,7 @@ import json
 from contextvars import Context
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum, StrEnum
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 from uuid import UUID
@@ -523,6 +524,37 @@ async def test_a_secret_of_which_json_gets_asterisks_is_refused(database: str, c
         else:
             await pay.enqueue(connection, card, origin=ORIGIN)
             assert await enqueued(connection, pay) == [card]
+
+
+@pytest.mark.parametrize(
+    ("group", "refused"),
+    [
+        ("shown", True),
+        (lambda card: (card.text, card.shown), True),
+        (lambda card: sha256(card.shown.get_secret_value().encode()).hexdigest(), False),
+    ],
+    ids=["its field", "a pair with it", "its hash"],
+)
+async def test_a_secret_of_which_a_group_gets_asterisks_is_refused(database: str, group: Any, refused: bool):
+    """The jobs of all customers were one group, and waited for each other."""
+    registry = Registry()
+
+    @registry.job(group=group)
+    async def pay(job: Job[Card]) -> None: ...
+
+    cards = [Card(number=SecretStr(""), shown=SecretStr(number)) for number in ("4711", "4712")]
+    async with connected(database) as connection, connection.transaction():
+        for card in cards:
+            if refused:
+                with pytest.raises(MissingGroup, match="a secret, of which a group gets asterisks: let group= be"):
+                    await pay.enqueue(connection, card, origin=ORIGIN)
+            else:
+                await pay.enqueue(connection, card, origin=ORIGIN)
+        if refused:
+            with pytest.raises(MissingGroup, match="gave a secret"):
+                await pay.enqueue_many(connection, cards, origin=ORIGIN)
+        else:
+            assert len({row["group"] for row in await connection.fetch(ROWS)}) == 2
 
 
 async def test_text_with_nul_in_a_payload_is_stored_and_comes_back(database: str):
