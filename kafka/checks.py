@@ -10,7 +10,7 @@ import math
 
 from ..errors import ConfigurationError
 
-__all__ = ["check_count", "check_function", "check_loop", "check_seconds"]
+__all__ = ["check_actor", "check_count", "check_function", "check_loop", "check_seconds"]
 
 
 def check_loop(own: asyncio.AbstractEventLoop | None, where: str, instead: str = "") -> None:
@@ -21,6 +21,12 @@ def check_loop(own: asyncio.AbstractEventLoop | None, where: str, instead: str =
             f"this is not the event loop {where}, whose connections these are: let that one run the coroutine "
             f"(asyncio.run_coroutine_threadsafe){instead}"
         )
+
+
+def check_actor(actor: str, call: str) -> None:
+    """What persons do is written into the audit with who they are. Raises `ConfigurationError`."""
+    if not actor:
+        raise ConfigurationError(f"{call}(actor=''): name the person or program that does it, for the audit")
 
 
 def check_count(given: object, name: str, what: str, remedy: str) -> None:

@@ -39,6 +39,7 @@ from ..kafka import (
     reset_offsets,
 )
 from ..kafka.calling import called_alone
+from ..kafka.checks import check_actor
 from ..kafka.environment import ARGUMENTS, environment, told_by_variables, warn_of_no_effect
 from ..schema import Migration, migrate, valid_schema_name
 from ..signals import stop_signals
@@ -554,8 +555,7 @@ class Service:
             raise ConfigurationError(
                 f"the offsets of {topic!r}, a stateless consumer, are in Kafka: reset the group there"
             )
-        if not actor:
-            raise ConfigurationError("reset_offsets(actor=''): name the person or program that does it, for the audit")
+        check_actor(actor, "reset_offsets")
         return await reset_offsets(
             messaging.settings,
             database.settings,

@@ -14,7 +14,7 @@ from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Statement, Storing, store, store_sync
 from ...jobs.transaction import noted
 from ...schema import load_sql
-from ..checks import check_loop
+from ..checks import check_actor, check_loop
 from .decisions import Decisions
 from .errors import InvalidMessage
 from .inquiry import Inquiry
@@ -307,7 +307,8 @@ class Outbox:
             PostgresUnavailable: Postgres does not answer.
             ConfigurationError: `actor` is empty.
         """
-        return bool(await self._fetch("retry_topic", topic, _named("retry", actor), reason))
+        check_actor(actor, "outbox.retry")
+        return bool(await self._fetch("retry_topic", topic, actor, reason))
 
     async def parked(self, topic: str | None = None, *, after: int = 0, limit: int = 100) -> list[ParkedMessage]:
         """Messages that Kafka refused, the oldest first.
@@ -367,9 +368,9 @@ class Outbox:
     ) -> list[int]:
         if topic is None and ids is None:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
-        who = _named(verb, actor)
+        check_actor(actor, f"outbox.{verb}")
         decisions = Decisions(self._fetch, self._link.long_seconds, self._wake)
-        return await decisions.carry_out(f"{verb}_parked", topic, ids, who, reason)
+        return await decisions.carry_out(f"{verb}_parked", topic, ids, actor, reason)
 
     def _here(self) -> None:
         check_loop(self.loop, _ITS_OWN)
@@ -424,9 +425,3 @@ class Outbox:
         if self._direct is None:
             raise InvalidMessage("the topic's route is direct, and this outbox has no producer: give one, or no route")
         return self._direct
-
-
-def _named(verb: str, actor: str) -> str:
-    if not actor:
-        raise ConfigurationError(f"outbox.{verb}(actor=''): name the person or program that does it, for the audit")
-    return actor
