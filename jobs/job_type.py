@@ -16,6 +16,7 @@ from .context import current_work
 from .enqueue import UNSET, ManyHeaders, Unset
 from .groups import GroupOf, Groups
 from .job import Job, JobId, P
+from .middleware import is_async
 from .payloads import Payloads
 from .periodic import Periodic
 from .retry import Retry
@@ -89,9 +90,7 @@ class JobType(Generic[P]):
         self.periodic: Periodic | None = None  # its schedule, if it has one
         self.wrapped = True  # by the service's middleware; stored messages have theirs further in
         self.policy = _policy(name, policy, group)
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
+        self.is_async = is_async(handler)
         self.grouped = group is not None
         self._destination = destination
         self._payload = payload

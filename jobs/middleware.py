@@ -14,7 +14,17 @@ from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "error_in", "is_error"]
+__all__ = [
+    "Call",
+    "Middleware",
+    "Next",
+    "call_through",
+    "check_middleware",
+    "completed",
+    "error_in",
+    "is_async",
+    "is_error",
+]
 
 
 _ITEMS = (list, tuple, set, frozenset)  # asyncio.wait returns two sets in a tuple
@@ -201,11 +211,16 @@ async def _run(middleware: Middleware, call: Call, inner: Next) -> object:
     return result
 
 
+def is_async(function: object) -> bool:
+    """Whether to call it gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    )
+
+
 def check_middleware(middleware: Middleware) -> None:
     """Raises `ConfigurationError` for what cannot be one."""
-    fits = inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(
-        getattr(middleware, "__call__", None)  # noqa: B004 - an object with an async __call__
-    )
+    fits = is_async(middleware)
     try:
         inspect.signature(middleware, follow_wrapped=False).bind(None, None)
     except (TypeError, ValueError):  # ValueError: a partial with what its function does not take
