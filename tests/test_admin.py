@@ -367,9 +367,9 @@ async def test_executors_get_a_rest_from_what_is_done_to_many_jobs(
     database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ):
     """Each transaction voids what the holder has planned."""
-    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 3_600.0)
-    monkeypatch.setattr("sidings.jobs.admin.admin._ACTED_ON_AT_ONCE", 2)
-    monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.many._REST_SECONDS", 3_600.0)
+    monkeypatch.setattr("sidings.jobs.admin.many._ACTED_ON_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.many._CLEARED_AT_ONCE", 2)
     ids = await some_jobs(database, 5)
     doing = admin.each("cancel", ids)
     assert [(await anext(doing)).job_id for _ in range(2)] == ids[:2]
@@ -387,8 +387,8 @@ async def test_who_acts_on_many_jobs_is_told_how_many_were_done_before_somebody_
     database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ):
     """It said only that nothing had changed, after thousands of jobs had."""
-    monkeypatch.setattr("sidings.jobs.admin.admin._ACTED_ON_AT_ONCE", 2)
-    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 0.0)
+    monkeypatch.setattr("sidings.jobs.admin.many._ACTED_ON_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.many._REST_SECONDS", 0.0)
     await a_holder(database, ORIGIN, "others/0")
     ids = [*await some_jobs(database, 2), *await some_jobs(database, 2, origin="others/0")]
     doing = admin.each("cancel", ids)
@@ -428,8 +428,8 @@ async def test_of_many_jobs_chosen_by_their_state_none_is_ended_that_has_started
     database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ):
     """They are taken in several transactions, with a rest in between."""
-    monkeypatch.setattr("sidings.jobs.admin.admin._ACTED_ON_AT_ONCE", 2)
-    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 0.0)
+    monkeypatch.setattr("sidings.jobs.admin.many._ACTED_ON_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.many._REST_SECONDS", 0.0)
     me = await a_holder(database, ORIGIN)
     first, second, started, last = await some_jobs(database, 4)
     doing = admin.each("cancel", [first, second, started, last], state="waiting")
@@ -719,7 +719,7 @@ async def test_of_a_group_that_is_cleared_in_parts_what_is_delayed_goes_before_t
 
 
 async def test_clearing_goes_on_until_nothing_is_left(database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.many._CLEARED_AT_ONCE", 2)
     for _ in range(5):
         await a_job(database)
     assert await admin.clear_group(ORIGIN, GROUP) == 5
@@ -735,8 +735,8 @@ async def test_who_clears_a_group_is_told_how_many_were_cancelled_before_postgre
         rests.set()
         await rested.wait()
 
-    monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
-    monkeypatch.setattr("sidings.jobs.admin.admin.asyncio", SimpleNamespace(sleep=rest))
+    monkeypatch.setattr("sidings.jobs.admin.many._CLEARED_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.many.asyncio", SimpleNamespace(sleep=rest))
     for _ in range(5):
         await a_job(database)
     async with connected(database) as connection:

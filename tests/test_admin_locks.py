@@ -2,7 +2,6 @@
 interleaving happens as it is written here."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -273,8 +272,8 @@ async def test_a_group_is_cleared_altogether_though_some_of_its_jobs_are_superse
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Fewer than it takes at once were left to cancel, which it took for the end of the group."""
-    monkeypatch.setattr(sys.modules[Admin.__module__], "_CLEARED_AT_ONCE", 4)
-    monkeypatch.setattr(sys.modules[Admin.__module__], "_REST_SECONDS", 0.0)
+    monkeypatch.setattr("sidings.jobs.admin.many._CLEARED_AT_ONCE", 4)
+    monkeypatch.setattr("sidings.jobs.admin.many._REST_SECONDS", 0.0)
     await some_jobs(database, 5)
     latest = await some_jobs(database, 3, type="'latest'", policy="1")
     me = await a_holder(database, ORIGIN)

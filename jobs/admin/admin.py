@@ -1,17 +1,17 @@
 """The interface of administration; the command line and the dashboard are made of it."""
 
-import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, Collection, Iterable
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Literal
 
-from ...errors import ActionRefused, AdministrationError, Busy, ConfigurationError, JobNotFound, PostgresUnavailable
+from ...errors import ActionRefused, ConfigurationError, JobNotFound
 from ..job import JobId
 from ..outcome import OutcomeName
-from .calls import Calls, Database, refused
+from .calls import Calls, Database
 from .listing import Filter, list_jobs
+from .many import act_on_each, clear
 from .reading import attempt_row, audit_row, blocked_group, job_count, job_row, origin_row, pause_row
 from .rows import (
     ActedOn,
@@ -32,12 +32,6 @@ __all__ = ["Admin"]
 
 _MOST_ROWS = 10_000
 _COUNTED = 10_000  # jobs behind the head of a blocked group; of an origin, in each of three states
-_CLEARED_AT_ONCE = 10_000  # the holder's cycles wait meanwhile: about 75 ms
-_ACTED_ON_AT_ONCE = 2_000  # likewise, 0.1 to 0.3 s
-# At least, from one transaction to the next, and as long as it took: each voids what the holder has planned, and makes
-# it read thousands of jobs anew; without a rest it would come to nothing else.
-_REST_SECONDS = 1.0
-_ENDS_TOLD = 20  # of many jobs: a look into a history of millions takes 20 ms and more
 _MOVE_SECONDS = 3_600.0  # nobody waits for it: 20 to 60 µs for each job
 _LAST_ID = 2**63 - 1
 _UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.FOLLOWED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
@@ -351,39 +345,10 @@ class Admin:
             Busy: Somebody else's transaction is in the way of the next 2,000. Try again with those that are left.
         """
         still = None if state is None else _state(state).value
-        ids, took, told = list(dict.fromkeys(job_ids)), 0.0, 0
-        for first in range(0, len(ids), _ACTED_ON_AT_ONCE):
-            if first:
-                await asyncio.sleep(max(_REST_SECONDS, took))
-            some = ids[first : first + _ACTED_ON_AT_ONCE]
-            began = time.monotonic()
-            try:
-                done = await self._calls.act("act_on_jobs", action, some, self._actor, reason, still)
-            except (AdministrationError, PostgresUnavailable) as error:
-                if first:
-                    before = f"{first} of {len(ids)} jobs are dealt with, and stay so"
-                    raise type(error)(f"{before}; with the rest: {error}") from error
-                raise
-            rows = {row["job"]: row for row in done}
-            took = time.monotonic() - began
-            for id in some:
-                state, code = rows[id]["state"], rows[id]["code"]
-                error = None if code is None else refused(code, rows[id]["refusal"])
-                if isinstance(error, JobNotFound) and told < _ENDS_TOLD:
-                    told += 1
-                    try:
-                        error = await self._how_it_ended(id) or error
-                    except PostgresUnavailable:  # what was done is done, and is to be told of
-                        told = _ENDS_TOLD  # it would have to be waited for again
-                yield ActedOn(id, None if state is None else JobState(state), error)
-
-    async def _how_it_ended(self, job_id: int) -> JobNotFound | None:
-        try:
-            await self._calls.rows("no_such_job", job_id)
-        except JobNotFound as error:
-            return error
-        except (Busy, ActionRefused):  # the latter: of a role that may act, and not look into the history
-            return None
+        doing = act_on_each(self._calls, self._actor, action, job_ids, reason, still)
+        async with aclosing(doing):
+            async for done in doing:
+                yield done
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -429,20 +394,7 @@ class Admin:
         Raises:
             Busy: Somebody else's transaction holds a row; the message says how many are cancelled already. Try again.
         """
-        total = 0
-        while True:
-            arguments = (origin, group, self._actor, reason, running, _CLEARED_AT_ONCE)
-            began = time.monotonic()
-            try:
-                cleared = await self._calls.value("clear_group", *arguments)
-            except (Busy, PostgresUnavailable) as error:
-                if total:
-                    raise type(error)(f"{error} ({total} jobs are cancelled already)") from error
-                raise
-            total += cleared
-            if cleared < _CLEARED_AT_ONCE:
-                return total
-            await asyncio.sleep(max(_REST_SECONDS, time.monotonic() - began))
+        return await clear(self._calls, self._actor, origin, group, reason, running=running)
 
     # -- pauses, origins ------------------------------------------------------------------------------------------
 
