@@ -619,10 +619,6 @@ class Scheduler:
         lane = queue.lanes.get(group) if group is not None else None
         return lane is not None and lane.more and position > lane.last
 
-    def waiting(self) -> int:
-        """Jobs in memory that have not been chosen."""
-        return len(self.memory.jobs) - self.memory.running()
-
     @property
     def unknown(self) -> dict[str, int]:
         """Jobs of types that this process does not know. Any thread may ask."""

@@ -947,7 +947,7 @@ class World:
             assert accounted or row.moved, f"the audit finds {row}"
         if self.cycles.standing.fence == self.database.fence:  # else a person has let go on what is blocked still
             self._check_blocked(lanes)
-        assert scheduler.waiting() >= 0
+        assert scheduler.memory.running() <= len(scheduler.memory.jobs)
         assert scheduler.ready >= 0
 
     def _check_blocked(self, lanes: list[Lane]) -> None:

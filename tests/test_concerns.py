@@ -57,7 +57,7 @@ async def executor(database: str, rides: Rides) -> AsyncIterator[Executor]:
             waiting = [Ride(transport=transport, number=number) for transport in "ab" for number in (10, 11, 12)]
             await enqueue(database, rides.ride, waiting, origin=origin)
             await enqueue(database, rides.alone, waiting, origin=origin)
-        await eventually(lambda: executor.scheduler.waiting() >= 23, "all is in memory")
+        await eventually(lambda: len(in_memory(executor)) >= 25, "all is in memory")
         yield executor
 
 
@@ -255,7 +255,7 @@ async def test_a_cleared_group_takes_with_it_its_jobs_that_run_side_by_side(
 ):
     await enqueue(database, rides.side, [Ride(transport="a", number=n) for n in (50, 51)])
     spared = await ids(database, "alone", "a")
-    await eventually(lambda: executor.scheduler.waiting() >= 25, "all is in memory")
+    await eventually(lambda: len(in_memory(executor)) >= 27, "all is in memory")
     await acts(executor, database, admin.clear_group(ORIGIN, "a"))
     assert set(in_memory(executor)) >= set(spared)
     rides.gate.set()

@@ -69,7 +69,7 @@ class Rig:
 
     @property
     def in_memory(self) -> int:
-        return self.scheduler.waiting() + sum(len(queue.running) for queue in self.scheduler.origins.values())
+        return len(self.scheduler.memory.jobs)
 
 
 def positions(entries: Iterable[Entry]) -> list[int]:
