@@ -5,6 +5,7 @@ them into `finished`, from where the next cycle collects it.
 """
 
 import asyncio
+import inspect
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -111,7 +112,7 @@ class Workers:
             if pending:
                 log.error("stopped although %s handlers take no notice of their cancellation", len(pending))
             for worker in self.all:  # `entry` stays where a handler still runs: the watchdog goes on looking there
-                if worker.call is not None or worker.task not in pending:
+                if worker.task not in pending:
                     worker.leave()
 
     def in_threads(self) -> Entry | None:
@@ -473,16 +474,18 @@ class Workers:
         """Call a plain function, with a job or with a list of them."""
         handler = cast(Callable[[Any], object], job_type.handler)
         result = await self._threads.call(worker, job_type.name, handler, argument)
+        if inspect.isawaitable(result):  # of an `async def` behind a plain wrapper: what runs now is no thread
+            worker.call = None
         return await completed(result, judged=job_type.judges_results, listed=job_type.batch is not None)
 
     def _raised(
         self, worker: Worker, job_type: JobType[Any], entry: Entry, error: BaseException, started: float
     ) -> Outcome | None:
         """The handler raised. One that is cancelled because the origin is given up may raise anything on its way out,
-        as a task group does of which a task fails to clean up: that is no failure. A plain function is not cancelled.
+        as a task group does of which a task fails to clean up: that is no failure. A thread's call is not cancelled.
         """
         decided = isinstance(that_counts(error), Discard | Snooze | RetryAfter | Superseded)
-        cut_off = worker.reason is CancelReason.STOPPING and job_type.is_async
+        cut_off = worker.reason is CancelReason.STOPPING and worker.call is None
         if cut_off and not decided:
             return self._cancelled(worker, job_type, entry, error, started)
         outcome = raised(job_type, entry, error, started, self._transactional.outages)

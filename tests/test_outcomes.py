@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry, Histogram
 from pydantic import BaseModel, field_validator
 from sidings.errors import ConfigurationError, Fenced
 from sidings.executor import Executor, cycles
@@ -600,8 +601,12 @@ async def test_a_plain_function_for_which_there_is_no_thread_has_not_run_and_doe
 
 
 @pytest.mark.parametrize("batch", [None, 2])
-async def test_whatever_a_handler_raises_when_its_executor_stops_is_no_failure(database: str, batch: int | None):
-    """Of one whose task group could not be cleaned up each deployment cost an attempt, and at last the job."""
+@pytest.mark.parametrize("kind", ["async def", "lambda", "timed"])
+async def test_whatever_a_handler_raises_when_its_executor_stops_is_no_failure(
+    database: str, kind: str, batch: int | None
+):
+    """Of one whose task group could not be cleaned up each deployment cost an attempt, and at last the job. And so of
+    one behind a plain wrapper, which runs in a thread and returns what is awaited here."""
     registry, began = Registry(), asyncio.Event()
 
     async def part() -> None:
@@ -611,12 +616,16 @@ async def test_whatever_a_handler_raises_when_its_executor_stops_is_no_failure(d
         finally:
             raise ConnectionError("it could not be closed")
 
-    @registry.job(payload=Ride, batch=batch, retry=Retry(stop=stop_after_attempt(1)))
     async def ride(job: Any) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(part())
 
-    await enqueue(database, ride, [Ride()])
+    seconds = Histogram("ride_seconds", "", registry=CollectorRegistry())
+    wrapped: dict[str, Any] = {"lambda": lambda job: ride(job), "timed": seconds.time()(ride)}
+    job_type = registry.job(name="ride", payload=Ride, batch=batch, retry=Retry(stop=stop_after_attempt(1)))(
+        wrapped.get(kind, ride)
+    )
+    await enqueue(database, job_type, [Ride()])
     async with running(database, registry, shutdown_seconds=0.1):
         await began.wait()
     [row] = await ended(database, 1)

@@ -474,6 +474,73 @@ async def test_a_plain_function_keeps_its_worker_until_it_returns_whatever_a_mid
         assert cast(asyncio.Task[None], workers.all[0].task).cancelling() == 0
 
 
+async def test_a_stop_does_not_forget_a_middleware_that_goes_on_after_its_plain_function(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Nor what it is in the middle of: it passed for over, since the function was."""
+    monkeypatch.setattr("sidings.executor.workers._STOP_SECONDS", 0.2)
+    returned, done = asyncio.Event(), asyncio.Event()
+
+    async def goes_on(call: Call, call_next: Next) -> None:
+        await call_next()
+        returned.set()
+        while not done.is_set():
+            with suppress(asyncio.CancelledError):
+                await done.wait()
+
+    async with in_a_thread(goes_on, listed=False) as (workers, _, go_on):
+        go_on.set()
+        await asyncio.wait_for(returned.wait(), SECONDS)
+        await workers.stop()
+        running = workers.running()
+        done.set()
+        await eventually(lambda: not workers.running(), "it has ended")
+    assert running == 1
+
+
+# -- an async handler behind a plain wrapper ---------------------------------------------------------------------------
+
+
+async def calls_next(call: Call, call_next: Next) -> None:
+    await call_next()
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize("middleware", [None, calls_next])
+async def test_a_stop_does_not_forget_an_async_handler_behind_a_plain_wrapper(
+    middleware: Any, listed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """It passed for a plain function that had returned. The watchdog ended, nobody renewed the lease, and the job ran
+    elsewhere beside it."""
+    monkeypatch.setattr("sidings.executor.workers._STOP_SECONDS", 0.2)
+    registry, began, go_on = Registry(), asyncio.Event(), asyncio.Event()
+    if middleware is not None:
+        registry.middleware.append(middleware)
+
+    async def ride(jobs: Any) -> None:
+        began.set()
+        while not go_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    registry.job(name="ride", batch=2 if listed else None, payload=Empty)(lambda jobs: ride(jobs))
+    nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+    workers = Workers(registry, 1, Transactional(nowhere, lambda _: None, lambda _: None))
+    origin = OriginQueue("t/0", 1, None)
+    origin.deadline = inf
+    workers.start()
+    try:
+        workers.claim([Entry(1, origin, "ride", None, 1, payload="{}")])
+        await asyncio.wait_for(began.wait(), SECONDS)
+        await workers.stop()
+        assert (workers.running(), workers.in_threads()) == (1, None)
+        go_on.set()
+        await eventually(lambda: not workers.running(), "it has returned")
+    finally:
+        go_on.set()
+        await workers.stop()
+
+
 # -- a handler inside of middleware that has ended before it begins ----------------------------------------------------
 
 
