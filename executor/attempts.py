@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import asyncpg
-
 from ..errors import KafkaUnavailable, PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import error_in
 from ..jobs.outcome import place_of
-from ..jobs.retry import that_counts
+from ..jobs.retry import CONFLICTS, that_counts
 from ..legible import legible
 from .clock import now
 from .outages import Outages, after_conflict, conflicts_of
@@ -99,7 +97,7 @@ def _meaning(
             return invalid(job_type, entry, error)
         case PostgresUnavailable() | KafkaUnavailable() as away if away.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
-        case asyncpg.SerializationError() if conflicts := conflicts_of(entry):
+        case conflict if isinstance(conflict, CONFLICTS) and (conflicts := conflicts_of(entry)):
             delay, info = after_conflict(conflicts), ErrorInfo.of(error).at(place_of(error))
             _tell(entry, f"met a conflict, no failure, again in {delay:.1f} s", info, level=logging.INFO)
             return Again(OutcomeName.SNOOZED, delay, info)
@@ -179,7 +177,7 @@ def judged(job_type: JobType[Any], entry: Entry, result: object, started: float)
     Of an outage or a conflict it is not asked."""
     error = error_in(result)
     if isinstance(error, BaseException) and isinstance(
-        that_counts(error), PostgresUnavailable | KafkaUnavailable | asyncpg.SerializationError
+        that_counts(error), (PostgresUnavailable, KafkaUnavailable, *CONFLICTS)
     ):
         raise error
     try:

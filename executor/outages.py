@@ -1,4 +1,4 @@
-"""Attempts of jobs that met a server away, or a conflict of transactions, which is no failure of theirs."""
+"""Attempts of jobs that met a server away, or a conflict with another transaction, which is no failure of theirs."""
 
 import random
 

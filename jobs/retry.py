@@ -35,7 +35,11 @@ from tenacity.wait import wait_base
 from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, SidingsError
 from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, FollowUp, Hold, Outcome, OutcomeName, place_of
 
-__all__ = ["Discard", "Retry", "RetryAfter", "Snooze", "asked_seconds", "leaves_of", "that_counts"]
+__all__ = ["CONFLICTS", "Discard", "Retry", "RetryAfter", "Snooze", "asked_seconds", "leaves_of", "that_counts"]
+
+# What is undone because of what another transaction has done, and may go through the next time. The last two: it has
+# changed the table of a statement that asyncpg had prepared.
+CONFLICTS = (asyncpg.SerializationError, asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)
 
 _LEAST_PUT_OFF_SECONDS = 1.0
 
@@ -237,7 +241,7 @@ def that_counts(error: BaseException) -> BaseException:
     outages = [each for each in errors if isinstance(each, PostgresUnavailable | KafkaUnavailable)]
     if outages:  # those that are counted before the blameless, of these those of Postgres
         return min(outages, key=lambda each: (each.blameless, isinstance(each, KafkaUnavailable)))
-    if conflicts := [each for each in errors if isinstance(each, asyncpg.SerializationError)]:
+    if conflicts := [each for each in errors if isinstance(each, CONFLICTS)]:
         return conflicts[0]
     others = [each for each in errors if not isinstance(each, Discard)] or errors[:1]
     if len(others) == 1:

@@ -10,12 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-import asyncpg
-
 from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import MOST_CONFLICTS, MOST_CUTS, Backoff, after_conflict
 from ..jobs import Again, Discard, Snooze
-from ..jobs.retry import asked_seconds, that_counts
+from ..jobs.retry import CONFLICTS, asked_seconds, that_counts
 from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
@@ -117,7 +115,7 @@ class Siding:
             self._not_settled(item, text_of(error))
             self._metrics.kafka_error()
             await set_within(partition.left, _AWAY_SECONDS)
-        elif isinstance(counts, asyncpg.SerializationError) and partition.conflicts < MOST_CONFLICTS:
+        elif isinstance(counts, CONFLICTS) and partition.conflicts < MOST_CONFLICTS:
             partition.conflicts += 1
             delay = after_conflict(partition.conflicts)
             log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))

@@ -5,12 +5,10 @@ import logging
 import sys
 import time
 
-import asyncpg
-
 from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import MOST_CONFLICTS, MOST_CUTS, after_conflict, end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
-from ..jobs.retry import asked_seconds, that_counts
+from ..jobs.retry import CONFLICTS, asked_seconds, that_counts
 from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
@@ -91,7 +89,7 @@ class StatelessHandling:
                     delay = seconds
                 else:
                     partition.failing[offset] = failing
-                    if isinstance(counts, asyncpg.SerializationError) and failing.conflicts < MOST_CONFLICTS:
+                    if isinstance(counts, CONFLICTS) and failing.conflicts < MOST_CONFLICTS:
                         failing.conflicts += 1
                         delay = after_conflict(failing.conflicts)
                         log.info("%s: met a conflict, no failure, again in %.1f s: %s", where, delay, text_of(error))

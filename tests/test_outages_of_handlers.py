@@ -6,12 +6,12 @@ import logging
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 from aiokafka.errors import UnknownError
 from sidings import KafkaUnavailable, Message, PostgresUnavailable, StaticAssignment, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Retry
+from sidings.jobs.retry import CONFLICTS
 from sidings.jobs.transaction import is_closed
 from sidings.kafka import OutboxSettings
 from sidings.kafka.outbox.senders import Sender
@@ -457,15 +457,18 @@ async def test_jobs_that_are_in_conflict_at_a_stricter_isolation_level_have_not_
     )
 
 
+@pytest.mark.parametrize("kind", CONFLICTS)
 @pytest.mark.parametrize("returned", [False, True])
-async def test_a_job_that_is_in_conflict_for_ever_fails_now_and_then(database: str, returned: bool) -> None:
+async def test_a_job_that_is_in_conflict_for_ever_fails_now_and_then(
+    database: str, returned: bool, kind: type[Exception]
+) -> None:
     """As where the handler raises by itself what Postgres raises of a conflict: its policy could not end it."""
     service = of_jobs(database)
     judging = retry_if_exception_type() | retry_if_result(lambda result: isinstance(result, Exception))
 
     @service.job(retry=Retry(wait=wait_none(), stop=stop_after_attempt(2), retry=judging))
     async def ride(job: Job[Ride]) -> object:
-        error = asyncpg.SerializationError("could not serialize access")
+        error = kind("could not serialize access")
         if returned:
             return error
         raise error
@@ -474,6 +477,44 @@ async def test_a_job_that_is_in_conflict_for_ever_fails_now_and_then(database: s
     attempts = await drain(service, until=100)
     assert [a.outcome for a in attempts] == [*["snoozed"] * 10, "retried", *["snoozed"] * 10, "discarded"]
     assert all(0 < (a.delay or 0) <= 2 for a in attempts if a.outcome == "snoozed")
+
+
+ALTERED = {  # asyncpg's error, what a handler asks, and what somebody does then
+    "InvalidCachedStatementError": ("SELECT * FROM effect", "ALTER TABLE effect ADD COLUMN b int"),
+    "OutdatedSchemaCacheError": ("SELECT place FROM stop", "ALTER TYPE place ADD ATTRIBUTE z int"),
+}
+
+
+@pytest.mark.parametrize("error", ALTERED)
+@pytest.mark.parametrize("transactional", [True, False])
+async def test_a_table_that_is_altered_under_a_prepared_statement_fails_no_job(
+    effects: str, transactional: bool, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a migration of the service's own, while it runs. The policy was asked, and the job discarded."""
+    monkeypatch.setattr("sidings.executor.spare._KEEP_SECONDS", SECONDS)  # of the connection that has prepared it
+    query, altering = ALTERED[error]
+    service = of_jobs(effects)
+
+    @service.job(payload=Ride, retry=ONCE, transactional=transactional)
+    async def ride(job: Job[Ride]) -> None:
+        if transactional:
+            await job.tx.fetch(query)
+        else:
+            async with service.transaction() as tx:
+                await tx.fetch(query)
+
+    async with service, connected(effects) as connection:
+        await connection.execute(
+            "CREATE TYPE place AS (x int, y int); CREATE TABLE stop (place place); INSERT INTO stop VALUES ((1, 2))"
+        )
+        await enqueue(effects, ride, [Ride()])
+        await drained(effects)
+        await connection.execute(f"{altering}; UPDATE stop SET place.y = 3")
+        await enqueue(effects, ride, [Ride()])
+        await drained(effects)
+    rows = await history(effects, "outcome, error_class")
+    assert [row["outcome"] for row in rows] == ["succeeded", "snoozed", "succeeded"]
+    assert rows[1]["error_class"].endswith(error)
 
 
 @pytest.mark.parametrize("at", ["statement", "commit"])
@@ -524,7 +565,7 @@ async def test_a_message_that_is_in_conflict_for_ever_fails_now_and_then(
     async def on_number(message: Message[Number], tx: Transaction) -> None:
         if not tried or tried[-1] < 23:  # one in the main line, and twice ten that do not count and one that does
             tried.append(len(tried) + 1)
-            raise asyncpg.SerializationError("could not serialize access")
+            raise CONFLICTS[len(tried) % len(CONFLICTS)]("could not serialize access")
 
     await produce(sidings_kafka, name, [1])
     async with service:

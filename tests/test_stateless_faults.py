@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import RecordsToDelete
@@ -24,6 +23,7 @@ from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 from aiokafka.structs import OffsetAndMetadata
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, PostgresUnavailable, Retry, Snooze
+from sidings.jobs.retry import CONFLICTS
 from sidings.kafka.brokers import go_around_hanging_brokers
 from sidings.kafka.dead_letters import DeadLetters
 from sidings.kafka.fetch_loop import FetchLoop
@@ -254,7 +254,7 @@ async def test_a_conflict_of_a_handlers_transactions_is_no_failure_unless_it_las
     async def handle(message: Message[Number]) -> None:
         tried.append(message.value.n)
         if message.value.n or len(tried) <= 10:
-            raise asyncpg.SerializationError("could not serialize access")
+            raise CONFLICTS[len(tried) % len(CONFLICTS)]("could not serialize access")
 
     async with service:
         await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2)
