@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .context import TRACEPARENT, current_work, shared_headers
 from .middleware import Call, Middleware, Next
+from .outcome import ErrorInfo
 from .retry import Discard, Snooze, that_counts
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Tracer
+    from opentelemetry.trace import Link, Span, Tracer
 
 __all__ = ["tracing"]
 
@@ -34,7 +35,7 @@ class _Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     async def __call__(self, call: Call, call_next: Next) -> object:
-        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace import SpanKind
 
         parent, links = self._origin()
         with self._tracer.start_as_current_span(
@@ -49,11 +50,7 @@ class _Spans:
             try:
                 return await call_next()
             except BaseException as error:
-                if isinstance(counts := that_counts(error), Discard | Snooze):
-                    span.set_attribute("sidings.outcome", "discarded" if isinstance(counts, Discard) else "snoozed")
-                else:
-                    span.record_exception(error)
-                    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+                _tell(span, error)
                 raise
 
     def _origin(self) -> "tuple[Context, list[Link]]":
@@ -70,6 +67,24 @@ class _Spans:
         contexts = [self._propagator.extract(carrier, Context()) for carrier in carriers]
         spans = [get_current_span(context).get_span_context() for context in contexts]
         return Context(), [Link(span) for span in spans if span.is_valid]
+
+
+def _tell(span: "Span", error: BaseException) -> None:
+    """Raises nothing, whatever the class of `error` does when it is asked for its text: what a handler has raised is
+    what counts."""
+    from opentelemetry.trace import Status, StatusCode
+
+    if isinstance(counts := that_counts(error), Discard | Snooze):
+        span.set_attribute("sidings.outcome", "discarded" if isinstance(counts, Discard) else "snoozed")
+        return
+    info = ErrorInfo.of(error)
+    span.set_status(Status(StatusCode.ERROR, f"{info.error_class}: {info.message}"))
+    try:
+        span.record_exception(error, {"exception.message": info.message})
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - the span has its text
+        pass
 
 
 def _attributes(call: Call) -> dict[str, str | int]:

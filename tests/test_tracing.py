@@ -24,10 +24,10 @@ from sidings import (
 )
 from sidings.jobs.context import current_headers
 from sidings.jobs.tracing import tracing
-from tenacity import stop_after_attempt, wait_none
+from tenacity import retry_if_exception_type, stop_after_attempt, wait_none
 
 from .consumer_support import a_service, produce_raw
-from .support import ORIGIN, Ride, enqueue, eventually, running
+from .support import ORIGIN, Ride, drained, enqueue, eventually, outcomes, running
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -139,6 +139,33 @@ async def test_every_attempt_is_a_span_and_only_failures_are_errors(database: st
         None, "snoozed", "snoozed", "discarded"
     ]  # fmt: skip
     assert {parent_of(span) for span in found} == {(TRACE_ID, SPAN_ID)}
+
+
+class Broken(Exception):
+    """Its `__init__` does not set what its text needs."""
+
+    def __str__(self) -> str:
+        return self.text  # type: ignore[attr-defined]
+
+
+async def test_an_error_whose_text_is_broken_is_what_its_policy_is_asked_about(
+    database: str, spans: InMemorySpanExporter
+) -> None:
+    """The policy was asked about the AttributeError that its text raised in the span, and gave the job up."""
+    registry = traced()
+
+    @registry.job(retry=Retry(wait=wait_none(), retry=retry_if_exception_type(Broken)))
+    async def ride(job: Job[Ride]) -> None:
+        if job.attempt == 1:
+            raise Broken
+
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry):
+        failed, _ = await ended(spans, 2)
+        await drained(database)
+    assert await outcomes(database) == ["retried", "succeeded"]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.status.description == f"{__name__}.Broken: its text cannot be shown: AttributeError"
 
 
 async def test_jobs_of_several_traces_in_one_call_are_linked(database: str, spans: InMemorySpanExporter) -> None:
