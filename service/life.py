@@ -19,7 +19,7 @@ from ..supervision import Supervisor, raise_only
 from ..waiting import unless_set
 from .configuration import Configuration
 from .lookups import look_up_apart
-from .monitor import Monitor, ProblemMetrics
+from .monitor import Monitor, ProblemMetrics, warn_of_multiprocess_mode
 from .parts import Database, Parts
 from .subscriptions import Subscriptions
 
@@ -187,6 +187,8 @@ class Life:
         if self.monitor is not None:
             self.monitor.start()
             stack.callback(self.monitor.stop)
+        else:
+            warn_of_multiprocess_mode()
         if self._parts.messaging is not None:
             self._parts.messaging.producer.begin()  # also where another event loop sends first
             stack.push_async_callback(self._parts.messaging.producer.stop)

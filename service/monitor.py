@@ -23,13 +23,14 @@ from prometheus_client.registry import Collector
 from ..errors import ConfigurationError
 from ..exposition import gauge, show, show_no_more
 
-__all__ = ["Monitor", "ProblemMetrics", "address_of"]
+__all__ = ["Monitor", "ProblemMetrics", "address_of", "warn_of_multiprocess_mode"]
 
 Problems = Callable[[], list[str]]
 
 # At once. The oldest makes room for a newer one: it is one that does not end its request. Each keeps a thread and a
 # file, and the process needs some to connect anew.
 _MOST_CONNECTIONS = 32
+_MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")  # prometheus_client still takes the old one
 
 log = logging.getLogger("sidings")
 
@@ -56,6 +57,17 @@ def address_of(http: str | int) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65_535 or (colon and not host and not str(http).startswith(":")):
         raise ConfigurationError(f"http={http!r}: give 'host:port' or a port, 0 for a free one")
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def warn_of_multiprocess_mode() -> None:
+    """Where the metrics are served elsewhere, and put together by prometheus_client for several processes: from files,
+    which have what is counted in its own classes alone, and nothing that is made when somebody asks."""
+    if variable := next(filter(os.environ.__contains__, _MULTIPROCESS), None):
+        log.warning(
+            "%s is set, and http= is not: the multiprocess mode of prometheus_client shows no gauge of Sidings, so "
+            "most alerts never come; give each process an http= of its own (docs/metrics.md)",
+            variable,
+        )
 
 
 class ProblemMetrics(Collector):

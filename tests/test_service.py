@@ -7,6 +7,8 @@ import signal
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -698,6 +700,37 @@ async def test_metrics_and_health_are_served(database, topic, sidings_kafka):
         assert status == 200
         assert 'sidings_held_origins{service="test"} 1.0' in text
         assert (await get(service, "/other"))[0] == 404
+
+
+SEVERAL_PROCESSES = """
+import asyncio, logging, sys
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from sidings import Service
+
+logging.basicConfig()
+
+async def main():
+    http = 0 if "http" in sys.argv else None
+    async with Service("tracker", postgres="postgresql://somebody@127.0.0.1:1/nowhere", http=http):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=sys.argv[1])
+        print(generate_latest(registry).decode())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("variable", "http", "warns"), [(True, [], 1), (True, ["http"], 0), (False, [], 0)])
+def test_metrics_that_prometheus_client_puts_together_without_the_gauges_are_warned_of(tmp_path, variable, http, warns):
+    """`SidingsServiceIsGone` came for no service that was gone, and all seemed well: nothing in Sidings said a word."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if variable else None
+    command = [sys.executable, "-c", SEVERAL_PROCESSES, tmp_path, *http]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert ("sidings_database_errors_total" in done.stdout) == variable
+    assert "sidings_problems" not in done.stdout
+    assert done.stderr.count("PROMETHEUS_MULTIPROC_DIR is set, and http= is not") == warns
 
 
 async def test_health_answers_and_turns_bad_while_the_event_loop_hangs(database):
