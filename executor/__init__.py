@@ -7,9 +7,9 @@ Reading order:
   anything)
 * how they start and end: `flights`, `cycles` and `recording` with ``cycle.sql``, `expected` (those that are named
   before they are read); `deferral` and `standing` (what a cycle cannot record, and why one is void)
-* handlers: `worker`, `shares` and `slow_types` (who may have how many), `workers`, `threads` (of plain functions),
-  `forks`, `outages` (which are no failures), `attempts`; `transactional` and `spare` (those that commit with the end of
-  their job)
+* handlers: `worker`, `shares` and `slow_types` (who may have how many), `workers`, `calling` (one call, and what goes
+  around it), `threads` (of plain functions), `forks`, `outages` (which are no failures), `attempts`; `transactional`
+  and `spare` (those that commit with the end of their job)
 * loops beside: `promoter`, `periodic`, `notify`, `upkeep`
 * ownership: `reconcile` with the SQL function ``acquire``; `leases` and `watchdog` (threads), and their `clock`
 * what all of these take: `settings`, `link` (a connection), `metrics`

@@ -5,38 +5,22 @@ them into `finished`, from where the next cycle collects it.
 """
 
 import asyncio
-import inspect
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from ..jobs import (
-    SUCCEEDED,
-    Again,
-    Committed,
-    Discard,
-    ErrorInfo,
-    Job,
-    JobType,
-    Outcome,
-    OutcomeName,
-    Registry,
-    RetryAfter,
-    Snooze,
-)
+from ..jobs import SUCCEEDED, JobType, Registry
 from ..jobs.context import current_work
-from ..jobs.middleware import Call, call_through, completed, is_error
-from ..jobs.retry import that_counts
-from .attempts import Finished, failed, invalid, job_of, judged, made, raised, results
+from ..jobs.middleware import completed
+from .attempts import Finished, invalid, job_of, judged
+from .calling import Calling
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .queues import Entry, OriginQueue
 from .slow_types import SlowTypes
 from .threads import HandlerThreads
-from .transactional import Superseded, Transactional
+from .transactional import Transactional
 from .worker import CancelReason, Worker
 
 __all__ = ["Workers", "runs_alone"]
@@ -69,6 +53,7 @@ class Workers:
         self._transactional = transactional
         self._middleware = transactional.middleware = registry.middleware
         self._threads = HandlerThreads(concurrency)
+        self._calling = Calling(registry.middleware, self._threads, transactional)
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
         self._forks = 0  # at the start
@@ -334,13 +319,13 @@ class Workers:
                             result = await completed(result, judged=job_type.judges_results)
                         outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
                     else:
-                        outcome = await self._run(worker, job_type, job, entry, started)
+                        outcome = await self._calling.run(worker, job_type, job, entry, started)
             except asyncio.CancelledError as error:
-                outcome = self._cancelled(worker, job_type, entry, error, started)
+                outcome = self._calling.cancelled(worker, job_type, entry, error, started)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
                 _pass_on_exit(error, task)
                 end_if_forked(self._forks, error)
-                outcome = self._raised(worker, job_type, entry, error, started)
+                outcome = self._calling.raised(worker, job_type, entry, error, started)
             self._end(worker)
             finished = now()
             if outcome is None:
@@ -361,13 +346,13 @@ class Workers:
             self.expired += entries
         else:
             try:
-                outcomes = await self._run_batch(worker, job_type, entries, started)
+                outcomes = await self._calling.run_batch(worker, job_type, entries, started)
             except asyncio.CancelledError as error:
-                outcomes = [self._cancelled(worker, job_type, entry, error, started) for entry in entries]
+                outcomes = [self._calling.cancelled(worker, job_type, entry, error, started) for entry in entries]
             except BaseException as error:  # noqa: BLE001 - as in `_attempts`
                 _pass_on_exit(error, task)
                 end_if_forked(self._forks, error)
-                outcomes = [self._raised(worker, job_type, entry, error, started) for entry in entries]
+                outcomes = [self._calling.raised(worker, job_type, entry, error, started) for entry in entries]
             self._end(worker)
             finished = now()
             for entry, outcome in zip(entries, outcomes, strict=True):
@@ -399,124 +384,6 @@ class Workers:
         if worker.reason is not None:
             worker.reason = None
             worker.given.clear()
-
-    async def _run(
-        self, worker: Worker, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float
-    ) -> Outcome | None:
-        """Call a handler that is transactional, a plain function, or inside of middleware. What it raises comes out.
-        None: it is not called."""
-
-        def judge(result: object) -> Outcome:
-            return judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
-
-        if job_type.transactional:
-            return await self._transactional.run(job_type, job, entry, started, worker.limit, judge)
-        if self._middleware:
-            result = await self._handle_inside(worker, job_type, [job], job)
-        else:
-            result = await self._handle_plain(worker, job_type, job)
-        return judge(result)
-
-    async def _run_batch(
-        self, worker: Worker, job_type: JobType[Any], entries: list[Entry], started: float
-    ) -> list[Outcome | None]:
-        """One attempt of a list of jobs; an outcome for each."""
-        outcomes: dict[Entry, Outcome | None] = {}  # of those that have not succeeded
-        valid: list[Entry] = []
-        jobs: list[Job[Any]] = []
-        for entry in entries:
-            try:
-                jobs.append(job_of(job_type, entry))
-                valid.append(entry)
-            except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-                outcomes[entry] = invalid(job_type, entry, error)
-        current_work.set(tuple(jobs))
-        try:
-            if not jobs:
-                result = None
-            elif self._middleware:
-                result = await self._handle_inside(worker, job_type, jobs, jobs)
-            elif job_type.is_async:
-                result = await completed(await cast(Any, job_type.handler)(jobs), listed=True)
-            else:
-                result = await self._handle_plain(worker, job_type, jobs)
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            outcomes |= {entry: self._raised(worker, job_type, entry, error, started) for entry in valid}
-        else:
-            for entry, each in zip(valid, results(result, len(valid)), strict=True):
-                if is_error(each):
-                    outcomes[entry] = raised(job_type, entry, made(each), started, self._transactional.outages)
-        return [outcomes.get(entry, SUCCEEDED) for entry in entries]
-
-    async def _handle_inside(
-        self, worker: Worker, job_type: JobType[Any], jobs: list[Job[Any]], argument: Any
-    ) -> object:
-        """Call the handler inside of the service's middleware."""
-        handler = partial(cast(Any, job_type.handler), argument)
-        if not job_type.is_async:
-            handler = partial(self._handle_plain, worker, job_type, argument)
-        call = Call(job_type.name, jobs[0].origin, jobs=tuple(jobs))  # the handler may use its list up
-        judged, listed = job_type.judges_results, job_type.batch is not None
-        try:
-            return await call_through(self._middleware, call, handler, judged=judged, listed=listed)
-        except (GeneratorExit, KeyboardInterrupt):  # nothing more can be awaited
-            raise
-        except BaseException as error:
-            # A plain function may go on: at a stop, or where a middleware has not waited for it. It keeps its worker
-            # and its group until it returns; at a stop it is left to itself, whatever the middleware has raised.
-            end_if_forked(self._forks, error)
-            await self._threads.returned(worker, job_type.name)
-            raise
-
-    async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
-        """Call a plain function, with a job or with a list of them."""
-        handler = cast(Callable[[Any], object], job_type.handler)
-        result = await self._threads.call(worker, job_type.name, handler, argument)
-        if inspect.isawaitable(result):  # of an `async def` behind a plain wrapper: what runs now is no thread
-            worker.call = None
-        return await completed(result, judged=job_type.judges_results, listed=job_type.batch is not None)
-
-    def _raised(
-        self, worker: Worker, job_type: JobType[Any], entry: Entry, error: BaseException, started: float
-    ) -> Outcome | None:
-        """The handler raised. One that is cancelled because the origin is given up may raise anything on its way out,
-        as a task group does of which a task fails to clean up: that is no failure. A thread's call is not cancelled.
-        """
-        decided = isinstance(that_counts(error), Discard | Snooze | RetryAfter | Superseded)
-        cut_off = worker.reason is CancelReason.STOPPING and worker.call is None
-        if cut_off and not decided:
-            return self._cancelled(worker, job_type, entry, error, started)
-        outcome = raised(job_type, entry, error, started, self._transactional.outages)
-        not_begun = worker.call is not None and worker.call.cancelled()  # there was no thread for it
-        if isinstance(outcome, Again) and (cut_off or not_begun):
-            return replace(outcome, inconclusive=True)
-        return outcome
-
-    def _cancelled(
-        self, worker: Worker, job_type: JobType[Any], entry: Entry, by: BaseException, started: float
-    ) -> Outcome | None:
-        """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""
-        if self._stopping:
-            worker.leave()
-            raise asyncio.CancelledError
-        match worker.reason:
-            case CancelReason.TIMEOUT:
-                error = TimeoutError(f"the handler ran longer than {job_type.timeout} s")
-                error.__cause__ = by  # which knows where
-                return failed(job_type, entry, error, started)
-            case CancelReason.STOPPING:
-                info = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
-                return Again(OutcomeName.SNOOZED, 0.0, info, inconclusive=True)
-            case CancelReason.FENCED:
-                return None
-            case CancelReason.ENDED:
-                return Committed(OutcomeName.CANCELLED)
-            case None:
-                raised_itself = RuntimeError("the handler raised CancelledError")
-                raised_itself.__cause__ = by
-                return failed(job_type, entry, raised_itself, started)
 
     async def _sweep(self) -> None:
         """Enforce timeouts for all workers with one timer."""
