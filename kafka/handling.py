@@ -29,6 +29,8 @@ from .transactions import Transactions, in_transaction, server_is_gone
 __all__ = ["BatchFailed", "Handling"]
 
 _SEEN_SECONDS = 1.0  # until a message is tried again whose id is another one's that is under way
+# How Postgres ends a statement that takes too long, or that somebody has cancelled; and one that waits for a lock.
+_CUT_SHORT = (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
 
 
 class BatchFailed(Exception):
@@ -135,10 +137,18 @@ class Handling:
         try:
             _check(placements)
             async with self._transactions.open() as tx:
-                done = await work(tx)
-                _check(placements)  # before anything is asked of partitions that stand elsewhere by now
-                steps = _steps(done.items)
-                await self._offsets.advance(tx, [step.move for step in steps])
+                try:
+                    done = await work(tx)
+                    _check(placements)  # before anything is asked of partitions that stand elsewhere by now
+                    steps = _steps(done.items)
+                    await self._offsets.advance(tx, [step.move for step in steps])
+                except _CUT_SHORT as error:  # a statement of ours: what a handler raises is `BatchFailed` by now
+                    if len(items) > 1:  # fewer at once may be quick enough
+                        raise
+                    raise PostgresUnavailable(
+                        f"a statement of the consumer's own was ended: {error}: look at statement_timeout, of the role "
+                        "or set by a handler, and at locks on Sidings' tables (pg_locks)"
+                    ) from error
                 if steps:
                     tx.failed = tx.lent = False  # in a transaction that is aborted, that would have failed
         except (BatchFailed, OffsetsMoved, PostgresUnavailable):
@@ -168,7 +178,7 @@ class Handling:
             return frozenset()
         try:
             return await self._seen.record(tx, items)
-        except asyncpg.LockNotAvailableError as error:
+        except _CUT_SHORT as error:  # where statement_timeout is shorter than this statement's own lock_timeout, too
             raise BatchFailed(Snooze(_SEEN_SECONDS, "another message with its id is under way"), None) from error
 
     async def _blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:

@@ -97,8 +97,9 @@ class TopicLoop(FetchLoop):
                 self._go_on()
             except BatchFailed as failure:
                 if failure.index is None and len(items) > 1:
-                    log.warning(
-                        "%s: a batch of %s failed, one by one now: %s", self.topic, len(items), legible(failure)
+                    level = logging.DEBUG if self._outage.seconds() else logging.WARNING  # of which that tells
+                    log.log(
+                        level, "%s: a batch of %s failed, one by one now: %s", self.topic, len(items), legible(failure)
                     )
                     await self._one_by_one(items, failing)
                     return

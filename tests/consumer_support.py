@@ -145,6 +145,13 @@ async def effects_table(dsn: str) -> None:
         await connection.execute(EFFECTS)
 
 
+async def limit_statements(dsn: str, seconds: float) -> None:
+    """For all that later sessions ask, as a role or a database may have it."""
+    async with connected(dsn) as connection:
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f"ALTER DATABASE \"{name}\" SET statement_timeout = '{seconds}s'")
+
+
 async def record(message: Any, tx: Any, via: str = "message") -> None:
     """What most handlers do: one row per message."""
     key = None if message.key is None else message.key.decode()

@@ -24,7 +24,17 @@ from sidings.kafka.seen import SeenUpkeep
 from sidings.kafka.vitals import Vitals
 from tenacity import RetryCallState, stop_after_attempt, wait_none
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    limit_statements,
+    numbers,
+    offset_reaches,
+    produce,
+    record,
+    sample,
+)
 from .support import SECONDS, connected, eventually
 
 TP = TopicPartition("positions", 0)
@@ -178,6 +188,79 @@ async def test_a_server_that_takes_no_writes_is_no_messages_fault(effects, topic
     assert await numbers(effects) == [0, 1]
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and name in r.getMessage()]
     assert len(told) <= 4, told
+
+
+@pytest.mark.parametrize("table", ["job", "consumer_offset"])
+async def test_a_table_of_ours_that_somebody_has_locked_is_no_messages_fault(
+    effects, topic, sidings_kafka, monkeypatch, caplog, table
+):
+    """With a `statement_timeout` shorter than our own patience Postgres ended what the consumer asks beside handlers.
+    That counted as the messages' failure: sound ones were parked whose handler had not even been called."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.2)
+    await limit_statements(effects, 0.5)
+    name, failures = await topic(), "sidings_consumer_failures_total"
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, retry=TWICE_AND_PARK)(record)
+
+    def told() -> bool:
+        return "look at statement_timeout" in str(service.problems())
+
+    async with service, connected(effects, statement_timeout="0") as other:
+        await produce(sidings_kafka, name, [0])
+        await eventually(offset_reaches(effects, name, 1))
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE sidings.{table}")
+            await produce(sidings_kafka, name, [1, 2])
+            await eventually(lambda: told() or sample(service, failures), service.problems)
+            if table == "job":  # else the partition is not read until its stored offset can be
+                await eventually(lambda: sample(service, "sidings_consumer_errors_total", server="postgres") >= 3)
+            assert sample(service, failures) == 0
+        await eventually(offset_reaches(effects, name, 3))
+        assert sample(service, failures) == 0
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+        await eventually(lambda: service.problems() == [], service.problems)
+    assert await numbers(effects) == [0, 1, 2]
+    lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "one by one" in r.getMessage()]
+    assert len(lines) <= 1, "each try was told of"
+
+
+async def test_a_batch_that_cannot_be_stored_in_the_time_that_there_is_goes_on_one_by_one(
+    effects, topic, sidings_kafka
+):
+    """Else there would be no end to it: the next try has as much to store."""
+    name = await topic()
+    async with connected(effects) as connection:
+        await connection.execute(
+            """CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
+               'BEGIN PERFORM pg_sleep(0.1); RETURN NEW; END';
+               CREATE TRIGGER slow BEFORE INSERT ON sidings.job FOR EACH ROW EXECUTE FUNCTION slow()"""
+        )
+    await limit_statements(effects, 0.8)
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, isolate=True)(record)
+    await produce(sidings_kafka, name, range(12))
+    async with service:
+        await eventually(offset_reaches(effects, name, 12))
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") == 0
+
+
+async def test_a_handlers_own_statement_that_takes_too_long_is_its_failure(effects, topic, sidings_kafka):
+    await limit_statements(effects, 0.5)
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        await tx.execute("SELECT pg_sleep(20)")
+
+    async with service:
+        await produce(sidings_kafka, name, [0])
+        await eventually(offset_reaches(effects, name, 1))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 1)
+        assert sample(service, "sidings_consumer_failures_total") == 2
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") == 0
+    assert len(tried) >= 3
 
 
 async def test_a_batch_that_was_undone_is_no_longer_told_of_once_its_partition_has_moved(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import pytest
 from sidings import Message, Transaction
 
 from .consumer_support import (
@@ -10,6 +11,7 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
+    limit_statements,
     numbers,
     offset_reaches,
     producing,
@@ -20,12 +22,16 @@ from .support import eventually
 from .test_dedup import duplicates, send
 
 
-async def test_a_repeat_of_a_message_that_hangs_stops_no_other_partition(effects, topic, sidings_kafka, caplog):
+@pytest.mark.parametrize("limit", [None, 0.4])
+async def test_a_repeat_of_a_message_that_hangs_stops_no_other_partition(effects, topic, sidings_kafka, caplog, limit):
     """Its id is taken until the transaction ends. The main line waited for that, with all that it had of the topic,
-    gave the statement up, took Postgres for away, read all of it again, and waited."""
+    gave the statement up, took Postgres for away, read all of it again, and waited. limit: a `statement_timeout` that
+    is over before the wait for the id."""
     name, hangs, go_on = await topic(partitions=3), asyncio.Event(), asyncio.Event()
     service = a_service(effects, sidings_kafka)
     tried: list[int] = []
+    if limit is not None:
+        await limit_statements(effects, limit)
 
     @service.consumer(name, dedup=True, retry=TWICE_AND_PARK)
     async def handle(message: Message[Number], tx: Transaction) -> None:
@@ -55,5 +61,6 @@ async def test_a_repeat_of_a_message_that_hangs_stops_no_other_partition(effects
         await eventually(offset_reaches(effects, name, 2, 1))
         assert duplicates(service) == 1
         assert sample(service, "sidings_consumer_failures_total") == 0, "a repeat that waits has not failed"
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") == 0
     assert await numbers(effects) == [2, 1, 3]
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR and r.name.startswith("sidings")]
