@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import asyncpg
 
-from ..errors import ConfigurationError, PostgresUnavailable
+from ..errors import PostgresUnavailable
 from ..jobs import Connection
 from ..schema import check, connect_any, without_account
 from .clock import now
@@ -106,7 +106,7 @@ async def connect(
     it as well: it notices only when it writes that its client has gone, and a scan would go on till then. None:
     whatever it takes.
 
-    Raises `PostgresUnavailable`; `ConfigurationError` where PgBouncer answers and the settings do not say so, or an
+    Raises `PostgresUnavailable`; `ConfigurationError` where a pooler answers and the settings do not say so, or an
     option of the DSN is refused.
     """
     connection = await _connect(settings, for_handlers, statement_seconds)
@@ -131,13 +131,6 @@ async def _connect(
             command_timeout=statement_seconds,
             **options,
         )
-    except asyncpg.ProtocolViolationError as error:
-        if "startup parameter" in str(error) and not settings.pgbouncer:  # it would refuse them for ever
-            raise ConfigurationError(
-                f"the DSN leads to PgBouncer ({error}): give postgres=PostgresSettings(dsn=..., pgbouncer=True), "
-                "or set SIDINGS_POSTGRES_PGBOUNCER=true, which Service.from_env and the commands read"
-            ) from error
-        raise _unreached(settings, error) from error
     except (*BROKEN, RuntimeError) as error:  # a host is looked up in a thread, and there may be none left for it
         raise _unreached(settings, error) from error
 

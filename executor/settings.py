@@ -25,8 +25,8 @@ class PostgresSettings(Settings):
             of the moment. Each new connection calls it, in the event loop or in the thread that renews leases: let it
             answer from memory. What it raises counts as Postgres being away.
         schema_name: Where Sidings' tables live; lower case, digits, underscores.
-        pgbouncer: Set it when connections go through PgBouncer in transaction mode. Prepared statements and start-up
-            parameters are not used then.
+        pgbouncer: Set it when connections go through PgBouncer in transaction mode, or a proxy like it. Prepared
+            statements and start-up parameters are not used then.
         connect_seconds: How long to wait for a connection.
         call_seconds: How long any single statement of ours may take before its connection is given up.
         pool_size: Transactions of ``service.transaction()`` at once. Consumers have connections beside these, half as

@@ -7,7 +7,16 @@ import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable, SchemaError, SidingsError
 
-__all__ = ["NOT_CONNECTED", "REFUSED", "check_dsn", "refusal", "refused_migration", "refused_option", "without_account"]
+__all__ = [
+    "NOT_CONNECTED",
+    "REFUSED",
+    "check_dsn",
+    "refusal",
+    "refused_migration",
+    "refused_option",
+    "refused_settings",
+    "without_account",
+]
 
 REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -18,6 +27,7 @@ _OF_AN_OPTION = (  # with which a session is to start
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
     asyncpg.CantChangeRuntimeParamError,
+    asyncpg.FeatureNotSupportedError,  # as a proxy's
 )
 NOT_CONNECTED = (
     OSError,
@@ -70,10 +80,10 @@ def refusal(dsn: str, error: BaseException) -> SidingsError:
 def refused_option(dsn: str, error: BaseException) -> ConfigurationError | None:
     """What to raise for the `error` of a connection to `dsn` where that says it of an option in the DSN, which would be
     refused for ever; asyncpg hands those to the server that it does not know, as some of libpq's."""
-    pooler = isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error)
+    pooler = _is_pgbouncers(error)
     if not pooler and not isinstance(error, _OF_AN_OPTION):
         return None
-    told = set(re.findall(r"[\w.]+", str(error)))
+    told = set(re.findall(r"\w+(?:\.\w+)*", str(error)))
     options = parse_qs(urlsplit(dsn).query)
     inner = re.findall(r"(?:-c\s*|--)([\w.]+)", " ".join(options.get("options", ())))
     names = [name for name in (*options, *inner) if name in told]
@@ -88,6 +98,21 @@ def refused_option(dsn: str, error: BaseException) -> ConfigurationError | None:
         f"postgres=: {whose} at {where} refuses the DSN's option {', '.join(names)} ({error}), which is not one of the "
         f"driver's: {remedy}"
     )
+
+
+def refused_settings(error: BaseException) -> ConfigurationError | None:
+    """What to raise for the `error` of a connection of ours that was to start with settings, where what answers is a
+    pooler that takes none, as it would for ever: PgBouncer, or a proxy like that of Amazon RDS."""
+    if not _is_pgbouncers(error) and not isinstance(error, asyncpg.FeatureNotSupportedError):
+        return None
+    return ConfigurationError(
+        f"the DSN leads to PgBouncer or another proxy ({error}): give postgres=PostgresSettings(dsn=..., "
+        "pgbouncer=True), or set SIDINGS_POSTGRES_PGBOUNCER=true, which Service.from_env and the commands read"
+    )
+
+
+def _is_pgbouncers(error: BaseException) -> bool:
+    return isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error)
 
 
 def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsError | None:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from .refusals import refused_option
+from .refusals import refused_option, refused_settings
 
 __all__ = ["connect_any"]
 
@@ -22,13 +22,17 @@ async def connect_any(dsn: str, *, timeout: float, **options: Any) -> asyncpg.Co
     together: one that hangs, as a primary whose machine is gone, would keep us from its successor, for ever. When its
     share is over it is still waited for, beside the next: it may be slow, and the only one that is any good.
 
-    Raises what asyncpg does; `ConfigurationError` where a server, or PgBouncer, refuses an option of the DSN's."""
+    Raises what asyncpg does; `ConfigurationError` where a server, or a pooler, refuses an option of the DSN's, or the
+    `server_settings` among `options`."""
     try:
         return await _connect_any(dsn, timeout, options)
     except asyncpg.PostgresError as error:
-        if (told := refused_option(dsn, error)) is not None:
-            raise told from error
-        raise
+        told = refused_option(dsn, error)
+        if told is None and options.get("server_settings"):
+            told = refused_settings(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 async def _connect_any(dsn: str, timeout: float, options: dict[str, Any]) -> asyncpg.Connection:

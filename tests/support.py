@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import re
+import struct
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -55,6 +56,27 @@ async def a_role(dsn: str, options: str = "", *, password: str = "x") -> AsyncIt
             yield role, parts._replace(netloc=f"{role}:{password}@{server}").geturl()
         finally:
             await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@asynccontextmanager
+async def refusing(code: str, message: str) -> AsyncIterator[tuple[str, list[float]]]:
+    """The DSN of a server that refuses each session with this SQLSTATE and text; and when it has done so."""
+    asked: list[float] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (length,) = struct.unpack("!i", await reader.readexactly(4))
+        (kind,) = struct.unpack("!i", (await reader.readexactly(length - 4))[:4])
+        if kind == 196_608:  # the start of a session; else it asks for TLS
+            asked.append(asyncio.get_running_loop().time())
+            fields = f"SFATAL\0C{code}\0M{message}\0\0".encode()
+            writer.write(b"E" + struct.pack("!i", 4 + len(fields)) + fields)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    try:
+        yield f"postgresql://somebody@127.0.0.1:{server.sockets[0].getsockname()[1]}/x?sslmode=disable", asked
+    finally:
+        server.close()
 
 
 async def eventually(condition: Callable[[], Any], what: object = "", seconds: float = SECONDS) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import struct
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +12,7 @@ from sidings.executor import ExecutorSettings, PostgresSettings, connect
 from sidings.executor.leases import LeaseEvents, LeaseThread
 from sidings.schema import int_array, load_sql
 
-from .support import SECONDS, eventually
+from .support import SECONDS, eventually, refusing
 
 NOBODY = LeaseEvents(lost=lambda epochs: None, wanted=lambda name, generation: None, replaced=lambda: None)
 
@@ -40,30 +39,15 @@ async def test_a_renewal_may_be_asked_for_when_the_thread_has_ended() -> None:
 
 async def test_leases_are_tried_again_after_an_error_that_nobody_has_thought_of() -> None:
     """PgBouncer in place of Postgres, for a while: our own connections refuse it with a `ConfigurationError`."""
-    asked = 0
-
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        (length,) = struct.unpack("!i", await reader.readexactly(4))
-        (code,) = struct.unpack("!i", (await reader.readexactly(length - 4))[:4])
-        if code == 196_608:  # the start of a session; else it asks for TLS
-            asked += 1
-            fields = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
-            writer.write(b"E" + struct.pack("!i", 4 + len(fields)) + fields)
-        writer.close()
-
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    postgres = PostgresSettings(dsn=f"postgresql://somebody@127.0.0.1:{port}/x?sslmode=disable")
-    leases = LeaseThread(postgres, ExecutorSettings(lease_seconds=0.2), NOBODY, lambda: None)
-    leases.executor_id = uuid4()
-    leases.hold([Held()])
-    leases.start()
-    try:
-        await eventually(lambda: asked > 2, "it tries again")
-    finally:
-        await leases.stop()
-        server.close()
+    async with refusing("08P01", "unsupported startup parameter: jit") as (dsn, asked):
+        leases = LeaseThread(PostgresSettings(dsn=dsn), ExecutorSettings(lease_seconds=0.2), NOBODY, lambda: None)
+        leases.executor_id = uuid4()
+        leases.hold([Held()])
+        leases.start()
+        try:
+            await eventually(lambda: len(asked) > 2, "it tries again")
+        finally:
+            await leases.stop()
 
 
 @pytest.fixture

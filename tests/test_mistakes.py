@@ -52,8 +52,9 @@ from sidings.kafka.transactions import Transactions
 from sidings.schema import connect_any
 from sidings.schema.refusals import refused_option
 
+from .cli_support import refused as refused_command
 from .consumer_support import Number, a_service, offset_reaches, produce
-from .support import ORIGIN, SECONDS, connected, eventually, fetch
+from .support import ORIGIN, SECONDS, connected, eventually, fetch, refusing
 
 POSTGRES, KAFKA = "postgresql://localhost/nowhere", "localhost:9092"
 
@@ -1082,6 +1083,49 @@ async def test_an_option_of_the_dsn_that_the_server_refuses_is_named(database, o
     ):
         with pytest.raises(ConfigurationError, match=rf"^postgres=: the server at \S+/\S+ refuses .*{told}"):
             await attempt()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("08P01", "unsupported startup parameter: jit"),
+        ("0A000", "Feature not supported: RDS Proxy currently doesn\u2019t support the option jit."),
+    ],
+    ids=["PgBouncer", "RDS Proxy"],
+)
+async def test_a_pooler_that_takes_no_settings_is_told_of_with_the_remedy(code, text):
+    """The start ended with the bare `FeatureNotSupportedError` of a proxy other than PgBouncer."""
+    remedy = rf"leads to PgBouncer or another proxy \({re.escape(text)}\): give .*pgbouncer=True.*SIDINGS_POSTGRES_PGB"
+    async with refusing(code, text) as (dsn, _):
+        settings = PostgresSettings(dsn=dsn)
+        for attempt in (
+            Service("test", postgres=dsn, prometheus=CollectorRegistry()).__aenter__,
+            Executor("test", Registry(), settings, prometheus=CollectorRegistry()).start,
+            lambda: connect(settings, for_handlers=True),
+        ):
+            with pytest.raises(ConfigurationError, match=remedy):
+                await attempt()
+        transactions = Transactions(settings, lambda _: None)
+        await transactions.start()
+        with pytest.raises(PostgresUnavailable, match=remedy):  # as where it has come between later
+            async with transactions.open():
+                raise AssertionError
+        await transactions.stop()
+        assert re.search(remedy, await refused_command(dsn, "jobs", "counts", exit_code=2))
+        command = (sys.executable, "-m", "sidings.kafka.outbox", "--service", "test", "--postgres", dsn)
+        relay = await asyncio.create_subprocess_exec(*command, "--kafka", KAFKA, stderr=asyncio.subprocess.PIPE)
+        _, told = await asyncio.wait_for(relay.communicate(), SECONDS)
+        assert relay.returncode == 1
+        assert re.search(f"^error: .*{remedy}", told.decode(), re.MULTILINE)
+
+
+async def test_an_option_of_the_dsn_that_a_proxy_refuses_is_named():
+    """With `pgbouncer=True`, which would have been the remedy else."""
+    text = "Feature not supported: RDS Proxy currently doesn\u2019t support command-line options."
+    async with refusing("0A000", text) as (dsn, _):
+        settings = PostgresSettings(dsn=f"{dsn}&options=-c%20work_mem=1MB", pgbouncer=True)
+        with pytest.raises(ConfigurationError, match=r"refuses the DSN's option options \(.*: leave it out"):
+            await connect(settings)
 
 
 async def test_what_a_server_says_of_no_option_of_the_dsn_is_no_mistake_in_it(database):

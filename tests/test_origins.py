@@ -21,6 +21,7 @@ from sidings.errors import ConfigurationError, EnqueueError, MissingOrigin
 from sidings.executor import PostgresSettings
 from sidings.jobs import Registry
 from sidings.kafka import Topics, partition_for
+from sidings.schema.refusals import refused_settings
 
 from .guide import run
 from .outbox_support import arrived, records, relay_process
@@ -144,7 +145,9 @@ async def test_a_process_that_only_enqueues_says_when_it_learns_of_nothing_any_m
     service = Service("test", postgres=database, kafka="127.0.0.1:1", prometheus=None)
 
     async def refuse(*_: object, **__: object) -> None:
-        raise asyncpg.ProtocolViolationError("unsupported startup parameter: jit")
+        told = refused_settings(asyncpg.ProtocolViolationError("unsupported startup parameter: jit"))
+        assert told is not None
+        raise told
 
     async with service.connected():
         monkeypatch.setattr("sidings.executor.link.connect_any", refuse)
