@@ -26,7 +26,7 @@ from .seen import Seen
 from .subscription import Subscription
 from .transactions import Transactions, in_transaction, server_is_gone
 
-__all__ = ["BatchFailed", "Handling"]
+__all__ = ["BatchFailed", "Handling", "IdNotRecorded"]
 
 _SEEN_SECONDS = 1.0  # until a message is tried again whose id is another one's that is under way
 # How Postgres ends a statement that takes too long, or that somebody has cancelled; and one that waits for a lock.
@@ -42,6 +42,14 @@ class BatchFailed(Exception):
         super().__init__(f"{type(error).__name__}: {told(error)}" if of_postgres else told_of(error))
         self.error = error
         self.index = index
+
+
+class IdNotRecorded(Snooze):
+    """No failure of the message's: it waits by itself. Nobody can tell whether for another one, or for a lock."""
+
+    def __init__(self) -> None:
+        why = "another message with its id is under way, or somebody holds a lock on message_seen (pg_locks)"
+        super().__init__(_SEEN_SECONDS, why)
 
 
 class Handling:
@@ -179,7 +187,7 @@ class Handling:
         try:
             return await self._seen.record(tx, items)
         except _CUT_SHORT as error:  # where statement_timeout is shorter than this statement's own lock_timeout, too
-            raise BatchFailed(Snooze(_SEEN_SECONDS, "another message with its id is under way"), None) from error
+            raise BatchFailed(IdNotRecorded(), None) from error
 
     async def _blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:
         if self._subscription.isolate:  # every message is stored anyway

@@ -18,7 +18,7 @@ from ..legible import legible
 from ..outage import Outage
 from ..waiting import set_within
 from .calling import failure_of, text_of
-from .handling import BatchFailed, Handling
+from .handling import BatchFailed, Handling, IdNotRecorded
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
 from .partition import Item, Partition, State
@@ -105,6 +105,8 @@ class Siding:
             self.outage.over()
             log.warning("%s: discarded: %s", where, text_of(error))
         elif isinstance(counts, Snooze) and (seconds := asked_seconds(counts)) is not None:
+            if isinstance(counts, IdNotRecorded):  # a handler that puts its message off knows of it
+                self._not_settled(item, text_of(error))
             await set_within(partition.left, seconds)
         elif isinstance(counts, PostgresUnavailable) and counts.blameless:  # as of a `service.transaction()` of its own
             self._not_settled(item, text_of(error))

@@ -93,6 +93,30 @@ async def test_a_list_handler_gets_no_repeats(effects, topic, sidings_kafka):
     assert seen == [1, 2]
 
 
+async def test_a_lock_on_the_ids_is_told_of_until_it_is_over(effects, topic, sidings_kafka, monkeypatch):
+    """As that of a `VACUUM FULL`. Messages were put off each second without a word, as for another one with their id,
+    and `/health` was good."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, dedup=True)(record)
+
+    def told() -> bool:
+        return "holds a lock on message_seen" in str(service.problems())
+
+    async with service, connected(effects) as other:
+        await send(sidings_kafka, name, [(1, "a")])
+        await eventually(offset_reaches(effects, name, 1))
+        async with other.transaction():
+            await other.execute("LOCK TABLE sidings.message_seen")
+            await send(sidings_kafka, name, [(2, "b")])
+            await eventually(told, service.problems)
+        await eventually(offset_reaches(effects, name, 2))
+        await eventually(lambda: service.problems() == [], service.problems)
+        assert sample(service, "sidings_consumer_failures_total") == 0
+    assert await numbers(effects) == [1, 2]
+
+
 @pytest.mark.parametrize("by", ["header", "function"])
 async def test_the_id_may_stand_elsewhere(effects, topic, sidings_kafka, by):
     name = await topic()
