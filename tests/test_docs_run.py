@@ -78,6 +78,7 @@ RUN_BY = {
         "From SQL": "test_sql_enqueue.py",
         "Taking a delayed job back from SQL": "test_withdraw.py",
         "Rights": "test_sql_enqueue.py",
+        "Where functions are not everybody's": "test_sql_enqueue.py",
         "From a trigger": "test_sql_enqueue.py",
         "Workflows": "test_workflow.py",
     },

@@ -188,7 +188,9 @@ async def test_the_statement_of_the_guide_enqueues(database: str):
     assert json.loads(row["payload"]) == {"transport_id": "t-1", "eta": "2030-01-02T03:04:00Z"}
 
 
-async def test_with_the_rights_of_the_guide_one_may_enqueue_and_publish_in_every_way(database: str):
+@pytest.mark.parametrize("everybodys", [True, False])
+async def test_with_the_rights_of_the_guide_one_may_enqueue_and_publish_in_every_way(database: str, everybodys: bool):
+    """everybodys: whether functions are, as Postgres has it."""
     registry, outbox, role = Registry(), Outbox(PostgresSettings(dsn=database)), f"app_{token_hex(6)}"
 
     @registry.job(group="transport", home="rides")
@@ -201,6 +203,19 @@ async def test_with_the_rights_of_the_guide_one_may_enqueue_and_publish_in_every
             f"CREATE ROLE {role}; {block('enqueueing.md', 'Rights', 'sql').replace('app;', f'{role};')}"
         )
         try:
+            if not everybodys:
+                await connection.execute(
+                    "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA sidings FROM PUBLIC; "
+                    f"ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC; SET ROLE {role}"
+                )
+                with pytest.raises(asyncpg.InsufficientPrivilegeError, match="for function"):
+                    await connection.fetchval("SELECT sidings.enqueue('ride', '{}', 'rides/3')")
+                further = block("enqueueing.md", "Where functions are not everybody's", "sql")
+                await connection.execute(
+                    f"RESET ROLE; {further.replace('app;', f'{role};').replace('ROLE owner', 'ROLE CURRENT_USER')}"
+                )
+                await connection.execute("CREATE FUNCTION sidings.later() RETURNS void RETURN NULL")
+                await connection.execute(f"SET ROLE {role}; SELECT sidings.later(); RESET ROLE")
             await connection.execute(f"SET SESSION AUTHORIZATION {role}")
             async with connection.transaction():
                 for options in (
