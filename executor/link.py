@@ -1,8 +1,10 @@
 """One database connection that is opened when needed and thrown away when it misbehaves."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from typing import Any, cast
 
 import asyncpg
@@ -28,6 +30,8 @@ __all__ = [
     "rest_after",
     "takes_no_writes",
 ]
+
+log = logging.getLogger("sidings.executor")
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take. What is on
@@ -353,7 +357,7 @@ def _text(error: BaseException) -> str:
 
 
 async def check_schema(settings: PostgresSettings, service: str) -> None:
-    """`schema.check` over a connection of its own.
+    """`schema.check` over a connection of its own. The log is told where commits do not wait for the disk.
 
     Raises `SchemaError` if the database answers and its schema does not fit, `PostgresUnavailable` if it does not, or
     not now.
@@ -364,9 +368,20 @@ async def check_schema(settings: PostgresSettings, service: str) -> None:
         # where Postgres is slow.
         connection = await connect(settings, statement_seconds=settings.call_seconds)
         await check(connection, service=service, schema=settings.schema_name)
+        if await connection.fetchval("SHOW synchronous_commit") == "off":
+            _tell_of_commits(without_account(settings.dsn))
         await connection.close(timeout=settings.call_seconds)
     except (*BROKEN, *NOT_NOW) as error:
         raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
     finally:
         if connection is not None:
             connection.terminate()
+
+
+@cache  # a start looks several times
+def _tell_of_commits(where: str) -> None:
+    log.warning(
+        "synchronous_commit is off in %s: of a transaction that a crash of Postgres loses, jobs may have run and "
+        "messages been sent (docs/guarantees.md); ALTER ROLE ... RESET synchronous_commit, or ALTER DATABASE",
+        where,
+    )

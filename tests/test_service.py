@@ -82,6 +82,18 @@ async def get(service: Any, path: str, method: str = "GET") -> tuple[int, str]:
     return await asyncio.to_thread(ask)
 
 
+@pytest.mark.parametrize("setting", ["off", "local"])
+async def test_a_start_tells_once_of_commits_that_do_not_wait_for_the_disk(database, caplog, setting):
+    """Of transactions that a crash of Postgres loses then, jobs have run; only the guide said so."""
+    async with connected(database) as connection:
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = {setting}')
+    async with a_service(database, assignment=HERE):
+        pass
+    told = [r.levelname for r in caplog.records if "synchronous_commit is off in postgresql://" in r.getMessage()]
+    assert told == ["WARNING"] * (setting == "off")
+
+
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
