@@ -262,7 +262,7 @@ async def test_positions_follow_the_order_of_calls_and_carry_the_callers_transac
 
 
 WAITING = """SELECT a.backend_xid FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-             WHERE l.pid = $1 AND NOT l.granted AND l.relation = 'sidings.job_position'::regclass"""
+             WHERE l.pid = $1 AND NOT l.granted AND l.relation = $2::text::regclass"""
 
 
 ITS = (0, None, None, None, "{}", 0)  # priority, run_at, delay, headers, payload, policy
@@ -277,6 +277,18 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "insert_unique_job": ("jobs", ("ride", ORIGIN, "a", *ITS, "key")),
     "store_messages": ("kafka", ("message:t", [ORIGIN], ["a"], [None], ["{}"], [None], None)),
 }
+PUBLISHED = {
+    "insert_message": ("etas", b"k", b"v", None, None, None),
+    "insert_messages": ("etas", [b"k"], [b"v"], None),
+    "insert_messages_with_headers": ("etas", [b"k"], [b"v"], [None]),
+}
+PUBLISH = "INSERT INTO sidings.outbox (slot, topic, key) VALUES (0, 'etas', 'k')"
+
+
+async def until_nextval_waits(holder: asyncpg.Connection, connection: asyncpg.Connection, sequence: str):
+    """Wait until `connection` does for the sequence that `holder` has, and tell its transaction's id."""
+    pid = connection.get_server_pid()
+    return await eventually(lambda: holder.fetchrow(WAITING, pid, sequence), "nextval() is waiting")
 
 
 @pytest.mark.parametrize("way", ["enqueue", "enqueue_many", "INSERT", *STATEMENTS])
@@ -302,7 +314,21 @@ async def test_a_transaction_id_is_taken_before_the_position(database: str, way:
             work = asyncio.ensure_future(connection.fetch(load_sql(f"sidings.{package}", way), *arguments))
         else:
             work = asyncio.ensure_future(ways[way]())
-        row = await eventually(lambda: holder.fetchrow(WAITING, connection.get_server_pid()), "nextval() is waiting")
+        row = await until_nextval_waits(holder, connection, "sidings.job_position")
+        await holder.execute("ROLLBACK")
+        await work
+    assert row["backend_xid"] is not None
+
+
+@pytest.mark.parametrize("way", ["INSERT", *PUBLISHED])
+async def test_a_transaction_id_is_taken_before_the_number_of_a_message(database: str, way: str):
+    """Else a relay passes the number of one that its snapshot could not name, and never looks there again."""
+    async with connected(database) as connection, connected(database) as holder:
+        await connection.execute("; ".join([PUBLISH] * 3))
+        await holder.execute("BEGIN; ALTER SEQUENCE sidings.outbox_id CACHE 1")  # nextval() waits from here on
+        query = PUBLISH if way == "INSERT" else load_sql("sidings.kafka.outbox", way)
+        work = asyncio.ensure_future(connection.fetch(query, *PUBLISHED.get(way, ())))
+        row = await until_nextval_waits(holder, connection, "sidings.outbox_id")
         await holder.execute("ROLLBACK")
         await work
     assert row["backend_xid"] is not None
