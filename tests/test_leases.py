@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import runpy
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from sidings.executor import ExecutorSettings, PostgresSettings, connect
+from sidings.executor import ExecutorSettings, PostgresSettings, clock, connect
 from sidings.executor.leases import LeaseEvents, LeaseThread
 from sidings.schema import int_array, load_sql
 
@@ -24,6 +25,18 @@ class Held:
     epoch = 1
     deadline = 0.0
     timeline: str | None = None
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="time.monotonic() counts the time asleep here")
+def test_leases_run_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that wakes up goes on with what others have taken over meanwhile."""
+    clock_gettime, asleep = time.clock_gettime, 1_000.0
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda which: clock_gettime(which) + asleep * (which == time.CLOCK_BOOTTIME)
+    )
+    now = runpy.run_path(clock.__file__)["now"]
+    before = time.monotonic()
+    assert now() >= before + asleep
 
 
 async def test_a_renewal_may_be_asked_for_when_the_thread_has_ended() -> None:
