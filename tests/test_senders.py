@@ -38,6 +38,15 @@ async def test_batches_that_have_not_had_their_turn_are_failed_without_a_word_of
     assert never_retrieved(caplog) == []
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_batch_has_arrived_when_all_replicas_in_sync_have_it(idempotent: bool) -> None:
+    """Of one that only the leader has, the rows would be deleted, and with its broker the messages were gone."""
+    sender = Sender(KafkaSettings(bootstrap="127.0.0.1:1"), OutboxSettings(), idempotent=idempotent)
+    made: Any = sender._producer
+    assert made._sender._acks == -1
+    await sender.kill()
+
+
 async def test_batches_that_wait_to_be_tried_again_are_failed_without_a_word_of_asyncios(
     own_kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
