@@ -14,7 +14,8 @@ from sidings.jobs import Job, Registry
 
 from .faulty_proxy import LATE_SECONDS, Moment, proxied
 from .fleet import Fleet, until
-from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
+from .outbox_support import relaying
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, outcomes, running, value
 
 ORIGINS = ["t/0", "t/1", "t/2"]
 LEFT = "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
@@ -158,6 +159,47 @@ async def test_a_lease_ends_here_before_it_ends_in_the_database_however_long_the
                 "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
             )
             assert seen < now() + left
+
+
+async def test_the_lease_of_a_slot_counts_from_the_sending_too(database: str, sidings_kafka: str):
+    async with proxied(database) as proxy, connected(database) as other:
+        proxy.arm("acquire", Moment.SLOW, 100)
+        proxy.arm("renew", Moment.BEFORE, 100)  # which would count from another sending
+        async with relaying(proxy.dsn, sidings_kafka, lease_seconds=1.5) as relay:
+            slots = await eventually(lambda: list(relay.backlog.slots.values()))
+            left = await other.fetchval(
+                "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin WHERE origin = $1",
+                slots[0].name,
+            )
+            assert slots[0].deadline < now() + left
+
+
+async def test_a_renewal_that_is_not_answered_is_given_up_while_there_is_time_for_another(database: str):
+    """A call may take longer than a lease lasts. Handlers would be cancelled because of one connection that hangs."""
+    registry = Registry()
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        begun.set()
+        await go.wait()
+
+    async with (
+        proxied(database) as proxy,
+        running(proxy.dsn, registry, lease_seconds=6.0) as executor,
+        connected(database) as other,
+    ):
+        await enqueue(database, ride, [Ride()])
+        await begun.wait()
+        fault = proxy.arm("renew", Moment.SILENT_BEFORE)
+        executor._leases.renew_soon()
+        await eventually(lambda: fault.hits)
+        before = await other.fetchval("SELECT lease_until FROM sidings.origin")
+        grown = "SELECT lease_until > $1 FROM sidings.origin"
+        await eventually(lambda: other.fetchval(grown, before), "another renewal")
+        go.set()
+        await drained(database)
+    assert await outcomes(database) == ["succeeded"]  # it was not cancelled meanwhile
 
 
 async def test_a_read_that_fails_forgets_no_transaction_that_was_open(database: str):
