@@ -386,6 +386,20 @@ async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects
     assert caplog.text.count("cannot be decoded, and is kept as a held job: ") == 1
 
 
+async def test_an_id_is_of_its_topic_alone(effects, topic, sidings_kafka):
+    """One event may be published to two."""
+    one, other = await topic("one"), await topic("other")
+    service = a_service(effects, sidings_kafka)
+    for name in (one, other):
+        service.consumer(name, model=Number, dedup=True)(record)
+    await send(sidings_kafka, one, [(1, "a"), (2, "b")])
+    await send(sidings_kafka, other, [(3, "b"), (4, "a")])  # elsewhere: at one place both would be the same message
+    async with service:
+        await eventually(offset_reaches(effects, one, 2))
+        await eventually(offset_reaches(effects, other, 2))
+    assert sorted(await numbers(effects)) == [1, 2, 3, 4]
+
+
 async def test_an_id_with_half_of_a_character_is_one(effects, topic, sidings_kafka):
     """`json.loads` takes it, and so may a decoder."""
     name = await topic()
