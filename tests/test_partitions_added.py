@@ -204,10 +204,11 @@ async def test_every_kind_of_connection_finds_the_group(grown, name):
         await way.begin()
         await way.enqueue(ride, Ride(transport=group), origin=origin)
         await way.enqueue_many(ride, [Ride(transport=group)], origin=origin)
+        await way.enqueue_many(ride, [Ride(transport=group)], origin=origin, headers=[{}])
         await way.enqueue(ride, Ride(transport=group), origin=origin, unique_key="u")
         await way.end("COMMIT")
     rows = await fetch(grown, "SELECT origin FROM sidings.job")
-    assert [row["origin"] for row in rows] == [before(KEY)] * 4
+    assert [row["origin"] for row in rows] == [before(KEY)] * 5
 
 
 class Base(DeclarativeBase):
@@ -297,6 +298,18 @@ async def test_the_messages_key_counts_where_the_group_is_another(grown):
     for group, origin in (("order-7", before(KEY)), ("order-8", after(KEY))):  # as of a key that is no text
         its = ("message:t", [after(KEY)], [group], [None], ["{}"], [None], [KEY.encode()])
         assert [row["origin"] for row in await fetch(grown, messages, *its)] == [origin]
+
+
+async def test_the_messages_key_does_not_count_where_an_origin_is_given(grown):
+    """It is the group's, of which a handler of other messages has asked `origin_for`."""
+    ride = a_type()
+    await store(grown, ride, KEY, before(KEY))
+
+    async def handle() -> str:
+        current_work.set(a_message(KEPT))
+        return await store(grown, ride, KEY, after(KEY))
+
+    assert await asyncio.create_task(handle()) == before(KEY)
 
 
 async def test_a_topic_that_grew_twice_is_searched_by_every_count(database):
