@@ -413,3 +413,33 @@ async def test_nothing_is_passed_of_a_topic_that_was_made_anew(monkeypatch):
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_answer_of_before_a_partition_was_assigned_anew_moves_it_no_more():
+    """Where a person has set its offset back meanwhile, what is between would pass for a gap in the log."""
+    server: Any = Server({"log": [KafkaConnectionError("nobody leads it")]})
+    asked, answer, sought = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def load(_: object) -> dict[TopicPartition, int]:
+        if asked.is_set():
+            return {TP: 6}
+        asked.set()
+        await answer.wait()
+        return {TP: 8}
+
+    server.load, server.seek = load, lambda _, offset: sought.append(offset)
+    partitions, tasks = {TP: Partition(TP)}, list[asyncio.Task[None]]()
+    placer = a_placer(server, partitions, spawn=lambda work: tasks.append(asyncio.create_task(cast(Any, work))))
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(asked.is_set, "it is asked for alone")
+        partitions[TP] = Partition(TP)
+        placer.wake()
+        await eventually(lambda: partitions[TP].state is State.READY)
+        answer.set()
+        await asyncio.gather(*tasks)
+        assert sought == [6]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
