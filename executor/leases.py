@@ -155,6 +155,7 @@ class LeaseThread:
             self._poke.clear()
             if self.suspended or self._stopping or self._stalled():
                 continue
+            began = now()
             try:
                 answer = await unless_set(self._ending, self._renew(link))
                 if answer:
@@ -166,7 +167,9 @@ class LeaseThread:
             except Exception:  # PgBouncer in place of Postgres, a defect: without this thread every lease runs out
                 log.exception("leases could not be renewed")
                 complete = False
-            pause = self._settings.lease_seconds / (3 if complete else 15)
+            pause = self._settings.lease_seconds / 3
+            if not complete:  # after a call that hung, at once: by default its 5 s leave 1.5 until handlers are cancelled
+                pause = max(0.0, self._settings.lease_seconds / 15 - (now() - began))
         await link.close()
 
     async def _renew(self, link: Link) -> bool | None:

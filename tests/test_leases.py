@@ -1,6 +1,7 @@
 """The lease thread, alone."""
 
 import asyncio
+import itertools
 import logging
 import runpy
 import time
@@ -149,6 +150,23 @@ async def test_the_thread_is_not_waited_for_while_its_server_hangs() -> None:
         assert not leases._thread.is_alive()
     finally:
         server.close()
+
+
+async def test_a_renewal_that_took_long_in_vain_is_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the lease is short by then: with a pause behind it, half a second of fifteen."""
+    times = itertools.count(step=1_000)
+    monkeypatch.setattr("sidings.executor.leases.now", lambda: float(next(times)))  # so each call takes a thousand seconds
+    async with refusing("57P03", "the database system is starting up") as (dsn, asked):
+        leases = LeaseThread(PostgresSettings(dsn=dsn), ExecutorSettings(lease_seconds=3_600.0), NOBODY, lambda: None)
+        leases.executor_id = uuid4()
+        leases.hold([Held()])
+        leases.start()
+        try:
+            await eventually(lambda: leases._poke, "it runs")
+            leases.renew_soon()
+            await eventually(lambda: len(asked) > 2, "it tries again")
+        finally:
+            await leases.stop()
 
 
 async def test_a_renewal_asks_the_server_nothing_else(database: str) -> None:
