@@ -20,6 +20,7 @@ from .outbox.failures import NEVER, NO_TOPIC, ClocksApart, refuses
 from .outbox.message import headers_from_text, outgoing
 from .outbox.packing import Packer
 from .outbox.senders import Sender, Senders
+from .outbox.shunned import Shunned
 from .settings import KafkaSettings
 
 __all__ = ["Producer"]
@@ -42,6 +43,7 @@ class Producer:
         self._settings = settings
         self._senders = Senders(kafka, self._settings)
         self._packer = Packer("direct", kafka.partitioners)
+        self._shunned = Shunned(settings.max_backoff_seconds)
         self._current: dict[bool, Sender] = {}  # for messages that go together, and for those that go alone
         self._careful_until: dict[str, float] = {}  # by topic; its messages go alone until then
         self._lock = asyncio.Lock()
@@ -153,9 +155,12 @@ class Producer:
                         limit.reschedule(asyncio.get_running_loop().time() + delivery_seconds)
 
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
+                avoided = self._shunned.avoided(topic, partitions, sender.stuck(topic, partitions))
+                open = [partition for partition in partitions if partition not in avoided] or partitions
                 for message, id in left:
                     key = message.key if message.partition_key is None else message.partition_key
-                    places.append(place := self._packer.partition_of(topic, key, partitions))
+                    place = self._packer.partition_of(topic, key, open if key is None else partitions)
+                    places.append(place)
                     futures.append(sent := await self._hand_over(sender, place, message, id))
                     if len(left) > 1:
                         sent.add_done_callback(answered)
@@ -169,6 +174,7 @@ class Producer:
             silent, waited = (time.monotonic() - since for since in (sender.silent_since or began, began))
             if silent > self._settings.delivery_seconds and waited > _GRACE_SECONDS:
                 self._drop(sender)
+                self._shunned.failed(topic, _stuck(places, futures))
             raise
         except NO_TOPIC:  # it says nothing about what others have under way
             if futures and not alone:
@@ -182,14 +188,17 @@ class Producer:
             late = isinstance(error, TimeoutError | LeaderNotAvailableError)
             if not late and (refuses(error) or (sender.retired and not alone)):
                 raise  # it is sent once more
+            if not isinstance(error, ProducerClosed):  # another was late
+                self._shunned.failed(topic, _stuck(places, futures))
             told = sender.late(topic, set(places)) if late else error
-            elsewhere = isinstance(error, ProducerClosed) or bool(sender.away(topic, set(places)))  # another was late
+            elsewhere = isinstance(error, ProducerClosed) or bool(sender.away(topic, set(places)))
             raise KafkaUnavailable(
                 f"Kafka has not acknowledged the message: {told!r}",
                 blameless=elsewhere and all(map(_unacknowledged, futures)),
             ) from error
         finally:
             over.set()
+            self._shunned.took(topic, set(places) - _stuck(places, futures))
             left[: len(futures)] = _to_repeat(left, places, futures)
             sender.users -= 1
             self._senders.released(sender)
@@ -260,6 +269,11 @@ def _to_repeat(
             behind.add(place)
             repeated.append(message)
     return repeated
+
+
+def _stuck(places: Sequence[int], futures: Sequence["asyncio.Future[object]"]) -> set[int]:
+    """The partitions that have not taken all of what they were sent."""
+    return {place for place, future in zip(places, futures, strict=False) if _unacknowledged(future)}
 
 
 def _unacknowledged(sent: "asyncio.Future[object]") -> bool:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import re
 import time
+from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from sidings import LogContext, correlated
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
@@ -109,6 +111,47 @@ async def one_that_nobody_leads(producer) -> bool:
     except KafkaUnavailable as error:
         return error.blameless
     raise AssertionError("one of them goes to each partition")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(180)
+async def test_messages_without_a_key_go_where_somebody_leads(own_kafka):
+    """Any partition was chosen. Each message for one that nobody led failed after `delivery_seconds`, and took what
+    others had under way with it."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "etas", partitions=4, replicas=1)
+    async with sending(kafka.bootstrap, delivery_seconds=2.0) as producer:
+        await producer.send("etas", value=b"first")
+        client: Any = producer._current[False]._producer.client
+        await asyncio.to_thread(kafka.broker(2).kill)
+
+        async def told() -> bool:
+            await client.force_metadata_update()
+            leaders = {client.cluster.leader_for_partition(TopicPartition("etas", number)) for number in range(4)}
+            return leaders == {1, -1}
+
+        await eventually(told, seconds=60.0)
+        for number in range(30):
+            await producer.send("etas", value=b"%d" % number)
+        await producer.send_many([Outgoing("etas", None, b"%d" % number, None) for number in range(30)])
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(180)
+async def test_messages_without_a_key_go_where_enough_replicas_are(own_kafka):
+    """Kafka's metadata do not tell. Who has just failed there knows it, and whoever waits there."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=3)
+    await create_topic(kafka.bootstrap, "etas", partitions=3, replicas=2, config={"min.insync.replicas": "2"})
+    async with sending(kafka.bootstrap, delivery_seconds=2.0) as producer:
+        await producer.send("etas", value=b"first")
+        await asyncio.to_thread(kafka.broker(3).kill)
+        failed = 0
+        for number in range(40):
+            try:
+                await producer.send("etas", value=b"%d" % number)
+            except KafkaUnavailable:
+                failed += 1
+        assert failed <= 5, "of each three messages two did"
 
 
 async def test_what_the_client_logs_later_is_not_said_of_whoever_sent_first(sidings_kafka, topic, caplog):

@@ -124,3 +124,38 @@ async def test_a_person_has_them_tried_again_where_nothing_waits_for_the_others(
 
             await eventually(gone, seconds=60.0)
     assert await arrived(kafka.bootstrap, "etas") >= len(stuck)
+
+
+# -- messages without a key --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("brokers", [2, 3], ids=["nobody leads them", "too few replicas"])
+async def test_messages_without_a_key_go_to_partitions_that_take_something(
+    database: str, own_kafka, brokers: int, mixed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of their rounds went to any partition. So the topic stood still for `delivery_seconds`, again and again."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=brokers)
+    config = {"min.insync.replicas": str(brokers - 1)}
+    await create_topic(kafka.bootstrap, "etas", partitions=len(PARTITIONS), replicas=brokers - 1, config=config)
+    count = 400
+
+    async def gone() -> bool:
+        return None not in await waiting(database)
+
+    async with relaying(database, kafka.bootstrap, delivery_seconds=3.0):
+        await publish(database, "etas", numbered(0, count))
+        await emptied(database)
+        await asyncio.to_thread(kafka.broker(brokers).kill)
+        for number in range(60):
+            some: list[tuple[str | None, bytes | None]] = [(None, b"%d" % number)]
+            if mixed:
+                some += numbered(count, 1)
+                count += 1
+            await publish(database, "etas", some)
+            await asyncio.sleep(0.1)  # they come one by one, while a partition is found to take nothing
+        await eventually(gone, caplog.text, seconds=60.0)
+    failures = [record.getMessage() for record in caplog.records if record.getMessage().startswith("etas fails")]
+    assert len(failures) <= 2, failures

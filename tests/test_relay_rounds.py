@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 from sidings.executor import now
 from sidings.kafka import partition_for
-from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
+from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders, shunned
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot, id_of, slot_of
 from sidings.kafka.outbox.failures import Failed
 from sidings.kafka.outbox.lane_senders import LaneSenders
@@ -365,6 +365,47 @@ def test_hashes_are_remembered_of_short_keys_and_of_the_last_long_one() -> None:
 @pytest.mark.parametrize("key", [b"", b"a", b"transport-1" * 100])
 def test_the_first_message_goes_where_any_other_of_its_key_does(key: bytes) -> None:
     assert packing.Packer("test", {}).partition_of("etas", key, range(64)) == (murmur2(key) & 0x7FFFFFFF) % 64
+
+
+def test_messages_without_a_key_go_to_one_partition_or_to_all_that_take_something() -> None:
+    packer, slot = packing.Packer("test", {}), Slot(0, "outbox/0", 1)
+    rows: list[Row] = [(n, slot, None, None, b"x", None, None, 0) for n in range(20)]
+
+    def groups(*avoided: int, spread: bool) -> dict[int, list[Row]]:
+        return packer.by_partition("etas", rows, range(5), avoided, spread=spread)
+
+    for avoided in ((), (0, 3), (0, 1, 2, 4)):
+        for _ in range(30):
+            assert len(chosen := groups(*avoided, spread=False)) == 1
+            assert chosen.keys().isdisjoint(avoided)
+        assert groups(*avoided, spread=True).keys() == set(range(5)) - set(avoided)
+    assert groups(0, 1, 2, 3, 4, spread=True).keys() == set(range(5))
+    assert sorted(row for some in groups(2, spread=True).values() for row in some) == rows
+
+
+def test_a_partition_is_shunned_until_it_takes_something_and_longer_the_more_often_it_was_tried_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time, seen = 0.0, shunned.Shunned(60.0)
+    monkeypatch.setattr(shunned, "now", lambda: time)
+
+    def avoided(*others: int) -> frozenset[int]:
+        return seen.avoided("etas", range(3), frozenset(others))
+
+    seen.failed("etas", [1])
+    seen.failed("etas", [1])  # what was sent there before
+    assert (avoided(), avoided(2), seen.avoided("positions", range(3), frozenset())) == ({1}, {1, 2}, frozenset())
+    for seconds in (60.0, 120.0, 240.0):
+        time += seconds - 1.0
+        assert avoided() == {1}
+        time += 1.0
+        assert avoided() == frozenset()
+        seen.failed("etas", [1])
+    seen.took("etas", [1])
+    assert avoided() == frozenset()
+    seen.failed("etas", [0, 1])
+    assert avoided(2) == {2}, "Kafka is away, and not some partitions"
+    assert avoided() == frozenset()
 
 
 def test_each_topics_keys_are_hashed_by_its_own_partitioner_wherever_they_are_asked_for() -> None:

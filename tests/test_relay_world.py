@@ -203,11 +203,11 @@ def test_nothing_is_left_of_topics_that_nobody_publishes_to_any_more(
     def told(relay: Relay, kind: str) -> int:
         return sum(one.name.endswith(kind) for metric in relay.metrics._own.collect() for one in metric.samples)
 
-    assert kept() == 2 * 3 * 4, "of each topic a lane, a worker and two histograms"
+    world.wait_for(lambda: kept() == 2 * 3 * 4, 10.0, "of each topic a lane, a worker and two histograms")
     world.wait_for(lambda: kept() == 0, 60.0, "all are forgotten")
     assert [told(relay, "_total") for relay in relays] == [3 * 3] * 2
     world.pass_time(8.0)
-    assert kept() == 2 * 3 * 4
+    world.wait_for(lambda: kept() == 2 * 3 * 4, 10.0, "they are there again")
     world.settle()
 
 

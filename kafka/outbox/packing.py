@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from ..topics import Partitioner, key_hash
@@ -65,17 +66,23 @@ class Packer:
         return partitions[self._hashes_of(topic)[key] % len(partitions)]
 
     def by_partition(
-        self, topic: str, rows: Sequence[Row], partitions: Sequence[int], avoided: Collection[int] = ()
+        self,
+        topic: str,
+        rows: Sequence[Row],
+        partitions: Sequence[int],
+        avoided: Collection[int] = (),
+        *,
+        spread: bool = False,
     ) -> dict[int, list[Row]]:
         """The rows of each partition, in order. Those without a key go to one partition, another for each batch; not to
-        one that is avoided, if there is another."""
+        one that is avoided, if there is another. spread: to all of these."""
         count, hashes = len(partitions), self._hashes_of(topic)
         groups: list[list[Row]] = [[] for _ in partitions]
-        open = [index for index, partition in enumerate(partitions) if partition not in avoided] if avoided else None
-        keyless = groups[random.choice(open or range(count))]
+        open = [group for group, partition in zip(groups, partitions, strict=True) if partition not in avoided]
+        keyless = cycle(random.sample(open or groups, len(open or groups) if spread else 1))
         for row in rows:
             key = order_key_of(row)
-            (keyless if key is None else groups[hashes[key] % count]).append(row)
+            (next(keyless) if key is None else groups[hashes[key] % count]).append(row)
         return {partition: group for partition, group in zip(partitions, groups, strict=True) if group}
 
     def goes_to(self, topic: str, some: Collection[int], partitions: Sequence[int]) -> Callable[[Row], bool]:

@@ -19,7 +19,7 @@ from aiokafka.errors import (
 
 from ...executor import now
 from ..message import possible_topic
-from .backlog import Backlog, Lane, Row, repeat, timestamp_ms_of
+from .backlog import Backlog, Lane, Row, order_key_of, repeat, timestamp_ms_of
 from .failures import NEVER, NO_TOPIC, TOO_LARGE, ClocksApart, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
@@ -28,6 +28,7 @@ from .packing import Packed, Packer
 from .recorder import Recorder
 from .senders import Sender
 from .settings import OutboxSettings
+from .shunned import Shunned
 
 __all__ = ["Rounds"]
 
@@ -45,8 +46,14 @@ class _Prepared:
 
     sender: Sender
     partitions: list[int]
+    avoided: frozenset[int]
     rows: list[Row]
     batches: dict[int, Packed]
+
+    def fits(self, sender: Sender, partitions: list[int], avoided: frozenset[int], rows: list[Row]) -> bool:
+        """Whether it would be packed so now."""
+        packed_for = (self.sender, self.partitions, self.avoided, self.rows)
+        return packed_for == (sender, partitions, avoided, rows)
 
 
 class Rounds:
@@ -77,6 +84,7 @@ class Rounds:
         self._prepared: _Prepared | None = None
         self._most = settings.batch_size  # messages of a round, until the number of partitions is known
         self._fits: int | None = None  # fewer, where the network is too narrow for so many
+        self._shunned = Shunned(settings.max_backoff_seconds)
         # Refused alone with an error that aiokafka does not know; their partition has accepted none since.
         self._doubted: list[tuple[Row, UnknownError]] = []
         self._doubted_since: dict[int, float] = {}  # by partition: it has refused all so since
@@ -102,7 +110,8 @@ class Rounds:
         self.ledger = Ledger(self.lane, rows, self._backlog, self._recorder)
         self._metrics.batch(self.lane.topic, len(rows))
         batches: Mapping[int, Packed] = {}
-        if prepared and (prepared.sender, prepared.partitions, prepared.rows) == (sender, partitions, rows):
+        avoided = self._avoided(sender, partitions)
+        if prepared and prepared.fits(sender, partitions, avoided, rows):
             batches = prepared.batches
         groups = {partition: packed.all_rows for partition, packed in batches.items()}
         sender.users += 1
@@ -110,7 +119,8 @@ class Rounds:
         try:
             if not groups:
                 await asyncio.sleep(0)  # the next read is sent, before packing takes the event loop
-                groups = self._packer.by_partition(self.lane.topic, rows, partitions, self.apart())
+                # After a failure messages without a key go everywhere, to find all partitions that take nothing.
+                groups = self._packer.by_partition(self.lane.topic, rows, partitions, avoided, spread=failures > 0)
             while groups:
                 groups = await self._batches(sender, partitions, groups, batches)
                 batches = {}
@@ -192,12 +202,17 @@ class Rounds:
             return
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        rows = self.lane.peek(self._most)
+        rows, avoided = self.lane.peek(self._most), self._avoided(sender, partitions)
         batches: dict[int, Packed] = {}
-        for partition, group in self._packer.by_partition(self.lane.topic, rows, partitions, self.apart()).items():
+        for partition, group in self._packer.by_partition(self.lane.topic, rows, partitions, avoided).items():
             batches[partition] = self._packer.pack(sender.batch(), group)
             await asyncio.sleep(0)  # acknowledgements, and other topics
-        self._prepared = _Prepared(sender, partitions, rows, batches)
+        self._prepared = _Prepared(sender, partitions, avoided, rows, batches)
+
+    def _avoided(self, sender: Sender, partitions: list[int]) -> frozenset[int]:
+        """Where messages without a key do not go, as little or nothing is taken there."""
+        topic = self.lane.topic
+        return self._shunned.avoided(topic, partitions, self.apart() | sender.stuck(topic, partitions))
 
     async def _batches(
         self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
@@ -228,7 +243,7 @@ class Rounds:
             error = self._error_of(sender, partition, packed, future)
             if error is None:
                 self.ledger.accept(packed)
-                self._doubted_since.pop(partition, None)
+                self._takes(partition)
             elif self._is_refusal(error):
                 refused.append((partition, packed))
             else:
@@ -247,18 +262,22 @@ class Rounds:
         if failure is not None:
             failure.progress = self.ledger.accepted > 0
             if not (failure.cut or isinstance(failure.error, NO_TOPIC)):
-                failure.stuck = self._to_go_apart(stuck, partitions, failure.progress)
+                self._shunned.failed(self.lane.topic, stuck)
+                sent = [row for partition, rows in under_way.values() if partition in stuck for row in rows]
+                failure.stuck = self._to_go_apart(stuck, sent, partitions, failure.progress)
             raise failure
         if refused and sender.idempotent and rest:  # not with a producer that has lost count
             raise Failed(KafkaError("the rest of the batch goes with another producer"), cut=True)
         return rest
 
-    def _to_go_apart(self, stuck: set[int], partitions: list[int], progress: bool) -> frozenset[int]:
+    def _to_go_apart(self, stuck: set[int], sent: list[Row], partitions: list[int], progress: bool) -> frozenset[int]:
         """Of the partitions that took nothing those that should hold up no others of the lane: where these have taken
-        something, or nobody can know of them, as it happens again in a round that has nothing for them."""
+        something, or nobody can know of them, as it happens again in a round that has nothing for them. sent: to those
+        that took nothing; messages without a key have others the next time."""
+        again = self._failures > 0 and any(order_key_of(row) is not None for row in sent)
         own = self.lane.partitions or frozenset(partitions)
         new = frozenset(stuck) & own  # some may be apart already, with the keys that went there once
-        return new if own - self.apart() - new and (progress or self._failures) else frozenset()
+        return new if own - self.apart() - new and (progress or again) else frozenset()
 
     async def _hand_over(
         self,
@@ -319,7 +338,7 @@ class Rounds:
         except UnknownError:
             all_tried = False
         if self.ledger.accepted > before:
-            self._doubted_since.pop(partition, None)
+            self._takes(partition)
             if all_tried:
                 self._refuse_doubted(len(self._doubted))
         elif self._doubted:
@@ -330,6 +349,10 @@ class Rounds:
                 self._refuse_doubted(1)
         if self._doubted:
             raise self._doubted[0][1]
+
+    def _takes(self, partition: int) -> None:
+        self._doubted_since.pop(partition, None)
+        self._shunned.took(self.lane.topic, [partition])
 
     def _refuse_doubted(self, count: int) -> None:
         for row, error in self._doubted[:count]:

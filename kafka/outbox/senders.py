@@ -186,6 +186,13 @@ class Sender:
             or unreached(client, set(leaders.values()) or None)
         )
 
+    def stuck(self, topic: str, partitions: Collection[int]) -> frozenset[int]:
+        """Those of these partitions that take nothing at present, as far as is known: nobody leads them, or the last
+        batch was refused and is tried again."""
+        led = cast(Collection[int], self._producer.client.cluster.available_partitions_for_topic(topic) or ())
+        refused = {tp.partition for tp in self._refusals if tp.topic == topic}
+        return frozenset(partitions).difference(led) | refused
+
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
         return _heard(await cast(Any, self._producer).send(topic, **message))
