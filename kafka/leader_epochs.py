@@ -3,7 +3,8 @@ had not written to its disk, it has been cut off, and may have grown past the re
 
 Each leader of a partition has an epoch, which stands in the batches of records that it has appended. It only grows. Who
 has read up to an offset, the last of it in epoch e, asks a leader of a later epoch where e ends in its log (KIP-320):
-if that is before the offset, the log was cut off there. Where the epoch is the same, nothing can have been cut.
+if that is before the offset, the log was cut off there. Where the epoch is the same, nothing can have been cut. Where
+what comes next is of an earlier epoch, it is another log, or the leader is one of before.
 
 aiokafka 0.14 neither hands out epochs nor asks; both stands here, between it and its connections.
 """
@@ -137,6 +138,14 @@ class _Read(NamedTuple):
         self.epochs[first:last] = [epoch]
 
 
+class _Doubt(NamedTuple):
+    """Up to which offset was read, the epoch of the record before it, and that of what comes next."""
+
+    offset: int
+    epoch: int
+    following: int
+
+
 class LeaderEpochs:
     """Knows the epochs of what `client` has read since `begin`, and lets it read on only in a log that still holds
     that: else aiokafka is told that its offset is out of the log's range, as it would be had the log not grown again.
@@ -199,26 +208,31 @@ class LeaderEpochs:
         read: Mapping[TopicPartition, _Read],
         positions: Mapping[TopicPartition, int],
         batches: Mapping[TopicPartition, list[tuple[int, int]]],
-    ) -> dict[TopicPartition, tuple[int, int]]:
-        """Where what comes next is of a later epoch than what was read: up to which offset, and its epoch."""
-        doubts: dict[TopicPartition, tuple[int, int]] = {}
+    ) -> dict[TopicPartition, _Doubt]:
+        """Where what comes next is of another epoch than what was read."""
+        doubts: dict[TopicPartition, _Doubt] = {}
         for tp, found in batches.items():
             epoch = read[tp].before(positions[tp])
-            if found and epoch is not None and found[0][1] > epoch and self._read.get(tp) is read[tp]:
-                doubts[tp] = positions[tp], epoch
+            if found and epoch is not None and found[0][1] != epoch and self._read.get(tp) is read[tp]:
+                doubts[tp] = _Doubt(positions[tp], epoch, found[0][1])
         return doubts
 
-    async def _verify(self, node: int, doubts: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+    async def _verify(self, node: int, doubts: Mapping[TopicPartition, _Doubt]) -> dict[TopicPartition, int]:
         """The partitions of which nothing may be read on, each with the code of the error that says so."""
         if not doubts:
             return {}
         refused: dict[TopicPartition, int] = {}
-        ends = await _ask(self._send, node, {tp: epoch for tp, (_, epoch) in doubts.items()})
+        ends = await _ask(self._send, node, {tp: doubt.epoch for tp, doubt in doubts.items()})
         for tp, (error, end) in ends.items():
-            offset, epoch = doubts[tp]
+            offset, epoch, following = doubts[tp]
             if error:
                 log.warning("%s/%s: its leader does not say where epoch %s ends: %s", *tp, epoch, for_code(error))
                 refused[tp] = error
+            elif end < 0:  # it knows no such epoch: it was deposed, or Kafka was set back; whoever places it asks again
+                refused[tp] = OffsetOutOfRangeError.errno
+            elif following < epoch:  # it has an epoch of that number further on: not the one that was read
+                refused[tp] = OffsetOutOfRangeError.errno
+                self._cuts[tp] = -1
             elif end < offset:
                 if self._cuts.get(tp) != end:
                     log.error("%s/%s: the log was cut off at %s, and had been read up to %s", *tp, end, offset)

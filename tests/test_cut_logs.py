@@ -309,15 +309,31 @@ async def test_brokers_that_do_not_know_the_question_are_read_as_before(error):
 
 async def test_what_a_former_leader_answers_late_takes_nothing_back():
     leader = Leader()
-    leader.ends = {3: 12}
+    leader.ends = {4: -1}
     leader.epochs.begin(TP, 10, 3)
     assert await leader.fetch(10, (10, 3), (12, 4)) == 0
     assert await leader.fetch(10, (10, 3)) == 0
     assert leader.epochs.before(TP, 13) == 4
     assert await leader.fetch(13, (13, 4)) == 0
-    assert await leader.fetch(14, (14, 3)) == 0
-    assert await leader.fetch(15, (15, 4)) == 0
     assert leader.asked == []
+    assert await leader.fetch(14, (14, 3)) == OUT_OF_RANGE, "its log does not hold what was read"
+    assert leader.epochs.cut(TP) is None, "another leader's may"
+    assert await leader.fetch(14, (14, 4)) == 0
+    assert leader.asked == [4]
+
+
+@pytest.mark.parametrize("end", [-1, 20], ids=["does not know the epoch", "has got as far again"])
+async def test_a_log_whose_epochs_go_back_is_read_no_further(end, caplog):
+    """In one log they only grow. Kafka was set back to a snapshot from before more elections, or the topic was made
+    anew a moment ago. What had come meanwhile up to there was passed over without a word."""
+    leader = Leader()
+    leader.ends = {9: end}
+    leader.epochs.begin(TP, 10, 9)
+    assert await leader.fetch(10, (10, 6)) == OUT_OF_RANGE
+    assert leader.asked == [9]
+    assert leader.epochs.before(TP, 11) == 9, "nothing of it counts as read"
+    assert leader.epochs.cut(TP) == (None if end < 0 else -1), "an epoch that begins behind a later one is another's"
+    assert "cut off at" not in caplog.text
 
 
 async def test_an_answer_to_what_is_no_longer_asked_for_says_nothing():
@@ -385,6 +401,17 @@ async def test_batches_of_before_kafka_0_11_have_no_epoch():
     leader.epochs.begin(TP, 10, None)
     assert await leader.fetch(10, (10, 77), form=1) == 0
     assert leader.epochs.before(TP, 11) is None
+
+
+async def test_batches_without_an_epoch_raise_no_doubt():
+    """A topic may have a message format of before, or its brokers may have been updated one by one."""
+    leader = Leader()
+    leader.epochs.begin(TP, 10, 9)
+    assert await leader.fetch(10, (10, 3), form=1) == 0
+    assert await leader.fetch(11, (11, -1), (12, -1)) == 0
+    assert await leader.fetch(13, (13, -1), (14, 9)) == 0
+    assert leader.asked == []
+    assert leader.epochs.before(TP, 15) == 9
 
 
 async def test_an_offset_that_passes_deleted_records_has_no_epoch():
