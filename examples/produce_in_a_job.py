@@ -85,8 +85,8 @@ def make_service(
 
 
 def key_of(job: Job[Seen]) -> dict[str, str]:
-    """A header by which readers know a repeated message. The id alone may come again, after a failover of Postgres."""
-    return {"job": f"{job.id} {job.enqueued_timestamp}"}
+    """A header by which readers know a repeated message, also one of a job that somebody has requeued."""
+    return {"job": job.idempotency_key}
 
 
 async def work_out(seen: Seen) -> int:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ..errors import KafkaUnavailable, PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
+from ..jobs.job import IDEMPOTENCY_KEY
 from ..jobs.middleware import error_in
 from ..jobs.outcome import place_of
 from ..jobs.retry import CONFLICTS, that_counts
@@ -44,6 +45,8 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     job.priority = entry.priority
     job.enqueued_timestamp = entry.enqueued
     job.headers = json.loads(entry.headers) if entry.headers else {}
+    # Taken out: a handler may give its headers to what it enqueues, which has another effect.
+    job.first_key = job.headers.pop(IDEMPOTENCY_KEY, "") if entry.headers else ""
     job.fence = origin.fence
     job.transaction = None
     return job

@@ -41,7 +41,8 @@ WITH me AS MATERIALIZED (
     INSERT INTO sidings.job (type, origin, "group", priority, policy, headers, payload)
     SELECT g.follow_up ->> 'type', g.origin, CASE WHEN (g.follow_up -> 'grouped')::boolean THEN g."group" END, g.priority,
            (g.follow_up -> 'policy')::smallint,
-           coalesce(g.headers, '{}') || (g.follow_up -> 'headers'), g.payload
+           coalesce(g.headers, '{}') - 'sidings-idempotency-key' || (g.follow_up -> 'headers'),   -- without its key: another effect
+           g.payload
     FROM gone g WHERE g.follow_up IS NOT NULL
 ), again AS (   -- a job that is in no group's order is delayed: promoted when due. 'block': its group waits for a person
     UPDATE sidings.job j
@@ -67,15 +68,16 @@ WITH me AS MATERIALIZED (
 ), history AS (
     INSERT INTO sidings.job_history
         (job_id, epoch, enqueued_at, due_at, started_at, finished_at, executor, attempt, outcome, priority, type, origin,
-         "group", error_class, error_message, error_fingerprint, correlation_id, payload)
+         "group", error_class, error_message, error_fingerprint, correlation_id, headers, payload)
     SELECT s.id, s.epoch, s.enqueued_at, s.run_at, s.started_at, s.finished_at, $1, s.attempt, 'succeeded', s.priority, s.type, s.origin,
-           s."group", NULL, NULL, NULL, s.headers ->> 'correlation_id', NULL
+           s."group", NULL, NULL, NULL, s.headers ->> 'correlation_id', NULL, NULL
     FROM succeeded s WHERE s.type <> ALL ($11::text[])
     UNION ALL
     SELECT u.id, u.epoch, u.enqueued_at, to_timestamp(u.sent - u.due), to_timestamp(u.sent - u.started),
            to_timestamp(u.sent - u.finished), $1,
            CASE WHEN u.keep THEN u.attempt ELSE u.attempt - 1 END, u.outcome::sidings.outcome, u.priority, u.type, u.origin,
            u."group", u.error_class, u.error_message, u.error_fingerprint, u.headers ->> 'correlation_id',
+           CASE WHEN u.keep THEN u.headers END,   -- to be requeued with
            CASE WHEN u.keep THEN coalesce(u.payload, 'null') END   -- without any it is erased, and not requeued
     FROM unsuccessful u WHERE u.type <> ALL ($11::text[]) OR u.outcome IN ('discarded', 'followed')   -- its payload, and why, is nowhere else
 )

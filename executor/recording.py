@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from ..jobs import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, OutcomeName
+from ..jobs.job import IDEMPOTENCY_KEY, idempotency_key
 from ..schema import int_array
 from .attempts import Finished
 from .queues import Entry
@@ -105,6 +106,7 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
                     "headers": {
                         "sidings-error": "" if outcome.error is None else outcome.error.within(_WHY_CHARACTERS),
                         "sidings-job-id": str(entry.id),
+                        "sidings-job-key": _key_of(entry),
                         "sidings-job-type": entry.type,
                     },
                 }
@@ -118,6 +120,12 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
             record["reason"] = outcome.reason
             record["failed"] = 1
     return record
+
+
+def _key_of(entry: Entry) -> str:
+    """The `Job.idempotency_key` that its handler saw. Not by what the database has: in a drain time passes there."""
+    headers: dict[str, str] = json.loads(entry.headers or "{}")
+    return headers.get(IDEMPOTENCY_KEY) or idempotency_key(entry.id, entry.enqueued)
 
 
 def plain(f: Finished) -> Finished:

@@ -40,9 +40,9 @@ WITH mine AS MATERIALIZED (
 ), history AS (
     INSERT INTO sidings.job_history
         (job_id, epoch, enqueued_at, due_at, finished_at, executor, attempt, outcome, priority, type, origin, "group",
-         correlation_id, payload)
+         correlation_id, headers, payload)
     SELECT u.id, u.epoch, u.enqueued_at, u.run_at, clock_timestamp(), $1, u.attempt, 'superseded', u.priority, u.type, u.origin,
-           u."group", u.headers ->> 'correlation_id', coalesce(u.payload, 'null')   -- without any it is erased, and not requeued
+           u."group", u.headers ->> 'correlation_id', u.headers, coalesce(u.payload, 'null')   -- without any it is erased, and not requeued
     FROM superseded u WHERE u.type <> ALL ($6::text[])
 )
 -- One pass: asked for by each lane, the count would go through all that were superseded, which are on disk by then.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..errors import EnqueueError, MissingOrigin
 from .connections import Statement
 from .context import current_key, missing_headers, work_origin
+from .job import IDEMPOTENCY_KEY
 from .outcome import MAX_DELAY_SECONDS
 
 __all__ = ["UNSET", "ManyHeaders", "Unset", "When", "many_jobs", "one_job", "possible_origin", "short", "when"]
@@ -241,6 +242,11 @@ def _headers(headers: Mapping[str, str] | None, field: str = "headers") -> str |
             raise EnqueueError(f"{field}: {name!r}={text!r}: give texts")
         if "\0" in name + text or not _encodable(name + text):
             raise EnqueueError(f"{field}: {name!r}={text!r} holds NUL or half a character: remove it")
+        if name == IDEMPOTENCY_KEY:
+            raise EnqueueError(
+                f"{field}: {name!r} is what a requeued job has, and receivers would take this one for a repeat of "
+                "another one: give your own another name"
+            )
     return json.dumps(dict(headers))
 
 

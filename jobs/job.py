@@ -9,7 +9,9 @@ from ..errors import ConfigurationError
 from .context import travelling
 from .transaction import Transaction
 
-__all__ = ["Fence", "Job", "JobId", "P"]
+__all__ = ["IDEMPOTENCY_KEY", "Fence", "Job", "JobId", "P", "idempotency_key"]
+
+IDEMPOTENCY_KEY = "sidings-idempotency-key"  # a header of what was requeued, and of no other job
 
 P = TypeVar("P")
 F = TypeVar("F")
@@ -51,6 +53,7 @@ class Job(Generic[P]):
         headers: What was given at the `enqueue`, with the correlation id and the trace.
         fence: A fencing token, for effects outside the database.
         transaction: What `tx` gives; None unless the type is transactional.
+        first_key: Of a job that was requeued the `idempotency_key` of the first one; else empty.
     """
 
     payload: P
@@ -65,6 +68,7 @@ class Job(Generic[P]):
     headers: dict[str, str] = field(default_factory=dict[str, str])
     fence: Fence = _NO_FENCE
     transaction: Transaction | None = None
+    first_key: str = ""
 
     @staticmethod
     def fake(
@@ -81,6 +85,7 @@ class Job(Generic[P]):
         headers: Mapping[str, str] | None = None,
         epoch: int = 1,
         tx: Transaction | None = None,
+        idempotency_key: str = "",
     ) -> "Job[F]":
         """A job that is in no database, to call a handler with::
 
@@ -91,6 +96,7 @@ class Job(Generic[P]):
             enqueued_at: Default: now.
             epoch: Of the job's `fence`.
             tx: For a transactional handler: a `Transaction` around a connection of the test's.
+            idempotency_key: Default: made of `id` and `enqueued_at`, as of a job that was not requeued.
         """
         return Job(
             payload,
@@ -105,6 +111,7 @@ class Job(Generic[P]):
             dict(headers or {}),
             Fence(origin, epoch),
             tx,
+            idempotency_key,
         )
 
     @property
@@ -120,6 +127,18 @@ class Job(Generic[P]):
                 "Job.fake(..., tx=Transaction(connection))"
             )
         return self.transaction
+
+    @property
+    def idempotency_key(self) -> str:
+        """By this a receiver knows what it has done for this job already::
+
+            await bank.post("/charges", json=..., headers={"Idempotency-Key": job.idempotency_key})
+
+        The same for all attempts of the job, and for the jobs that `Admin.requeue` makes of it; no other job of this
+        schema ever has it. A job that follows another one (`Retry(on_exhausted=)`) has a key of its own, and that of
+        the other one in its header ``sidings-job-key``.
+        """
+        return self.first_key or idempotency_key(self.id, self.enqueued_timestamp)
 
     def travelling(self) -> dict[str, str]:
         """The headers that go on to what the handler enqueues and publishes (docs/observability.md)."""
@@ -139,3 +158,10 @@ class Job(Generic[P]):
     def enqueued_at(self) -> datetime:
         """When the job was enqueued, by the database's clock, in UTC."""
         return datetime.fromtimestamp(self.enqueued_timestamp, UTC)
+
+
+def idempotency_key(id: int, enqueued_timestamp: float) -> str:
+    """That of a job that was not requeued: its id, and when it was enqueued, since after a failover that has lost
+    commits ids come again. As ``sidings.requeue_job`` in SQL."""
+    seconds, fraction = divmod(enqueued_timestamp, 1)  # apart: in microseconds a float is too coarse from 2041 on
+    return f"{id}-{int(seconds) * 1_000_000 + round(fraction * 1e6)}"

@@ -97,8 +97,8 @@ async def drain(
     an executor runs them: payloads, timeouts, retry policies, transactional handlers, history. Held and paused jobs,
     and types without a handler, are left alone.
 
-    All attempts of a job see one `enqueued_timestamp`, that of its first in this drain, as in production. So from one
-    attempt to the next a job gets no older by it; see `advance`.
+    All attempts of a job see one `enqueued_timestamp`, that of its first in this drain, and so one `idempotency_key`,
+    as in production. So from one attempt to the next a job gets no older by it; see `advance`.
 
     Args:
         database: A service that does not run, whose `transaction` and `origin_for` work in its handlers meanwhile; or a

@@ -51,8 +51,9 @@ async def enqueued(
 async def advance(connection: Connection, seconds: timedelta | float, *, schema: str = "sidings") -> None:
     """Let time pass for all stored jobs: what was due in an hour is due in an hour less `seconds`.
 
-    Their `enqueued_timestamp` and `enqueued_at` move as well: the next `drain` sees older jobs. Where a handler makes
-    its effects idempotent by that timestamp, let one `drain` with ``until=`` run all attempts: they see the same one.
+    Their `enqueued_timestamp` and `enqueued_at` move as well: the next `drain` sees older jobs, with another
+    `idempotency_key`. To test repeated effects, let one `drain` with ``until=`` run all attempts: they see the same
+    one.
 
     Args:
         connection: asyncpg's.

@@ -62,7 +62,8 @@ TABLES = """
     BEGIN
         INSERT INTO public.event (kind, job, type, origin, "group", policy, position, attempt, at, xid, after)
         VALUES (TG_OP, j.id, j.type, j.origin, j."group", j.policy, j.position, j.attempt, clock_timestamp(),
-                pg_current_xact_id(), (j.headers ->> 'sidings-job-id')::bigint);
+                pg_current_xact_id(), CASE WHEN NOT j.headers ? 'sidings-idempotency-key'  -- else it was requeued
+                                      THEN (j.headers ->> 'sidings-job-id')::bigint END);
         RETURN NULL;
     END $$;
     CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON sidings.job FOR EACH ROW EXECUTE FUNCTION noted();

@@ -136,6 +136,8 @@ async def test_a_job_that_gives_up_is_followed_by_one_with_its_payload_at_the_en
     error = job.headers.pop("sidings-error")
     assert without_place(error) == "ConnectionError: the bank does not answer"
     assert "tests.test_follow_ups" in error  # as in the history
+    key = job.headers.pop("sidings-job-key")
+    assert key.startswith(f"{first}-")
     assert job.headers == trace | {"sidings-job-id": str(first), "sidings-job-type": "charge"}
     rows = [row for row in await history(database) if row["job_id"] == first]
     assert [row["outcome"] for row in rows] == ["retried", "followed"]
@@ -201,7 +203,9 @@ async def test_what_follows_may_give_up_as_well_and_tells_of_its_own_error(datab
         await eventually(lambda: fetch(database, "SELECT FROM sidings.job WHERE type = 'tell'"))
     headers = json.loads(await value(database, "SELECT headers FROM sidings.job"))
     assert without_place(headers.pop("sidings-error")) == "ValueError: not either: 1"
-    assert int(headers.pop("sidings-job-id")) > id
+    followed = headers.pop("sidings-job-id")
+    assert int(followed) > id
+    assert headers.pop("sidings-job-key").startswith(f"{followed}-")
     assert headers == {"sidings-job-type": "refund_later"}
 
 

@@ -65,7 +65,7 @@ async def test_a_retry_announces_again_although_the_vehicle_is_no_longer_late(
     first, again = await records(sidings_kafka, late)  # at least once: the retry does not skip what follows
     header = dict(first.headers)["job"]
     assert dict(again.headers)["job"] == header, "by which a reader knows the repeated one"
-    assert re.fullmatch(r"\d+ \d+\.\d+", header.decode()), "an id alone may come again for another job"
+    assert re.fullmatch(r"\d+-\d+", header.decode()), "an id alone may come again for another job"
     assert await value(database, "SELECT count(*) FROM announcement") == 1
 
 

@@ -6,8 +6,8 @@ Reading order: `rows` (what is shown), `reading` (out of what), `admin` (the int
 
 The actions themselves are SQL functions, in `schema/migrations/0048_administration.sql`; some are
 written out once more in `0055_what_has_ended.sql`, `0060_actions.sql`, `0062_newest_versions.sql`,
-`0063_delivered_again.sql`, `0064_where_it_belongs.sql` and `0067_followed.sql`; those of topics are in
-`0066_paused_topics.sql`. See docs/administration.md.
+`0063_delivered_again.sql`, `0064_where_it_belongs.sql`, `0067_followed.sql` and `0068_requeued.sql`; those of topics
+are in `0066_paused_topics.sql`. See docs/administration.md.
 """
 
 from .admin import Admin

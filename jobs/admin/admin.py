@@ -138,7 +138,7 @@ class Admin:
             job_id,
             row,
             rows[0]["payload"] if rows else (kept[-1] if kept else None),
-            json.loads(rows[0]["headers"]) if rows and rows[0]["headers"] else {},
+            json.loads((rows or attempts)[-1]["headers"] or "{}"),
             tuple(attempt_row(attempt) for attempt in attempts),
             tuple(audit_row(action) for action in await self._calls.rows("audit_of_job", job_id)),
             () if row is None else tuple(pause for pause in await self.pauses() if _concerns(pause, row)),
@@ -296,8 +296,9 @@ class Admin:
         """Bring back a job that was discarded, cancelled or superseded, as a new job at the end of its group's order.
         Or one that was followed: then both take effect.
 
-        Type, origin, group, priority, payload and correlation id are the old ones. It runs whatever its type's policy
-        says, and has no unique key.
+        Type, origin, group, priority, payload and headers are the old ones, and so is `Job.idempotency_key`, by which
+        receivers know what took effect all the same. It runs whatever its type's policy says, and has no unique key. Of
+        what ended before migration 0068 only the correlation id is known of the headers.
 
         Args:
             force: Also if that was done before, or it is a message that is delivered again since a reset.
