@@ -407,6 +407,13 @@ class JobType(Generic[P]):
                 f"{what} has groups, and {self.name} has none that it could stand in: leave group= out there, or give "
                 "it here as well"
             )
+        by, ours_by = other._group, self._group
+        if isinstance(by, str) and isinstance(ours_by, str) and by != ours_by:  # of functions nobody can tell
+            raise ConfigurationError(
+                f"{what} has group={by!r}, but would stand in the group of the {self.name} that it follows, by "
+                f"{ours_by!r}: give both the same, or let a type without groups follow, which enqueues a job of "
+                f"{other.name}"
+            )
         if other.home not in (None, self.home):
             raise ConfigurationError(
                 f"{what} has home={other.home!r}, but follows a job in that one's origin: give {self.name} the same "

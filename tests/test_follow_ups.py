@@ -670,6 +670,12 @@ def test_what_is_neither_a_word_nor_a_job_type_is_refused(given: Any):
             {"group": "transport"},
             "on_exhausted=x has policy='latest', .* one is to run for each .*: give 'serial' or 'parallel' there",
         ),
+        (
+            _takes_ride,
+            {"group": "transport", "home": "orders"},
+            {"group": "number", "home": "orders"},
+            "x has group='transport', but would stand in the group of .*, by 'number': give both the same, or",
+        ),
     ],
 )
 def test_what_could_not_follow_is_refused_when_it_is_declared(
@@ -687,7 +693,8 @@ def test_what_could_not_follow_is_refused_when_it_is_declared(
         (_takes_any, {}, {}),
         (_takes_ride, {"payload": object}, {}),
         (_takes_ride, {}, {"group": "transport", "home": "orders"}),
-        (_takes_ride, {"group": "transport", "home": "orders"}, {"group": "number", "home": "orders"}),
+        (_takes_ride, {"group": "transport", "home": "orders"}, {"group": "transport", "home": "orders"}),
+        (_takes_ride, {"group": "transport"}, {"group": lambda ride: ride.transport}),  # nobody can tell
     ],
 )
 def test_what_can_follow_may_be_declared(handler: Any, its: dict[str, Any], options: dict[str, Any]):
