@@ -65,11 +65,19 @@ async def test_the_delivery_of_the_guide_that_gives_up_is_followed_by_a_refund(d
     refund, deliver = names["refund"], names["deliver"]
     assert deliver.retry.follow_up is refund
 
+    sent, asked = set[str](), list[str]()
+
     async def fail(job: Job[Any]) -> None:
+        sent.add(job.idempotency_key)
         raise ConnectionError("the courier does not answer")
 
-    deliver.handler = fail
+    async def delivered(key: str) -> bool:
+        asked.append(key)
+        return True
+
+    deliver.handler, names["delivered"] = fail, delivered
     await enqueue(database, deliver, [names["Order"](order_id="o-1", cents=5)])
     attempts = await drain(database, names["jobs"], until=3_600)
-    assert [attempt.type for attempt in attempts] == ["deliver"] * 5 + ["refund"]
+    assert [(a.type, a.outcome) for a in attempts[4:]] == [("deliver", "followed"), ("refund", "succeeded")]
+    assert (len(attempts), asked) == (6, list(sent))
     assert attempts[-1].payload == names["Order"](order_id="o-1", cents=5)
