@@ -329,6 +329,20 @@ class Registry:
         """
         return self[type_name].enqueue_sync(connection, payload, **options)
 
+    def check_follow_ups(self) -> None:
+        """Look for the type that follows each one (`Retry(on_exhausted=)`), as before any job runs.
+
+        Raises:
+            ConfigurationError: One is missing here; the message says what to do.
+        """
+        for job_type in self:
+            follow_up = job_type.retry.follow_up
+            if follow_up is not None and self.get(follow_up.name) is not follow_up:
+                raise ConfigurationError(
+                    f"a job of {job_type.name!r} that is given up is followed by one of {follow_up.name!r}, which "
+                    "would wait for ever, as that is no job type here: include(...) the registry that declares it"
+                )
+
     def silent(self) -> list[str]:
         """Names of the types that leave no history."""
         return [job_type.name for job_type in self._types.values() if not job_type.history]

@@ -160,13 +160,7 @@ class Life:
                     f"the jobs of {job_type.name!r} would be stored in the schema {job_type.schema!r}, for another "
                     "service of this process has included the registry since: give each a registry of its own"
                 )
-            follow_up = job_type.retry.follow_up
-            if follow_up is not None and self._registry.get(follow_up.name) is not follow_up:
-                raise ConfigurationError(
-                    f"a job of {job_type.name!r} that is given up is followed by one of {follow_up.name!r}, which "
-                    "would wait for ever, as that is no job type of this service: service.include(...) the registry "
-                    "that declares it"
-                )
+        self._registry.check_follow_ups()
         if self._parts.database is None and self._parts.messaging is None and not self._subscriptions.topics:
             raise ConfigurationError(
                 f"the service {self._configuration.name!r} has neither Postgres nor Kafka, so it could do nothing: "

@@ -116,6 +116,7 @@ async def drain(
         NotDrained: An executor that runs has the jobs' origin, or jobs are left after `limit` attempts; or a plain
             function goes on for a minute after the drain was cut off.
         SchemaError: Sidings' tables are missing or old.
+        ConfigurationError: A type's `Retry(on_exhausted=)` names one that is not in the registry.
         ValueError: The arguments do not go together.
     """
     left = min(seconds_of(until, "drain(until"), LONGEST_SECONDS)
@@ -134,6 +135,7 @@ async def drain(
             f"drain({given}): give a DSN and the registry of the handlers, drain(dsn, registry), or a service alone, "
             "which has its own, drain(service)"
         )
+    registry.check_follow_ups()
     attempts: list[Attempt] = []
     due: float | None = None
     known = False  # when the next one becomes due; what has become due since is found by one more look

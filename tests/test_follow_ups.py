@@ -732,6 +732,18 @@ def test_a_policy_without_a_follow_up_has_none():
     assert [Retry(on_exhausted=word).follow_up for word in ("skip", "hold", "block")] == [None] * 3  # type: ignore[arg-type]
 
 
+async def test_a_drain_does_not_begin_with_a_type_whose_follow_up_it_does_not_run(database: str):
+    """It ended well, and the refund, which waits for ever, was missed by no test."""
+    elsewhere, jobs = Registry(), Registry()
+    refund = elsewhere.job(name="refund")(_takes_ride)
+    charge = jobs.job(name="charge", retry=replace(ONCE, on_exhausted=refund))(_fails)
+    await enqueue(database, charge, [Ride()])
+    with pytest.raises(ConfigurationError, match=r"'charge' that is given up is followed by one of 'refund'"):
+        await drain(database, jobs)
+    jobs.include(elsewhere)
+    assert [attempt.outcome for attempt in await drain(database, jobs)] == ["followed", "succeeded"]
+
+
 async def test_a_service_does_not_start_with_a_type_whose_follow_up_it_does_not_run(database: str):
     elsewhere, jobs = Registry(), Registry()
     refund = elsewhere.job(name="refund")(_takes_ride)
@@ -743,7 +755,7 @@ async def test_a_service_does_not_start_with_a_type_whose_follow_up_it_does_not_
         return made
 
     service = a_service()
-    text = r"'charge' that is given up is followed by one of 'refund', .*: service.include\(\.\.\.\) the registry"
+    text = r"'charge' that is given up is followed by one of 'refund', .*: include\(\.\.\.\) the registry"
     with pytest.raises(ConfigurationError, match=text):
         async with service:
             pass
