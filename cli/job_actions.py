@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+_COUNTED = 10_000  # of those that are left out
 Action = Literal["cancel", "discard", "retry now", "release"]
 # Where an action is done to jobs of some states only: a filter that named others would be filled with what is refused.
 _STATES: dict[str, tuple[str, ...]] = {"retry": ("backing off", "blocked", "delayed"), "release": ("held",)}
@@ -103,6 +105,7 @@ async def requeue(
     origin: Origin = None,
     limit: Limit = 100,
     force: Annotated[bool, typer.Option("--force", help="Also those requeued before, or delivered again.")] = False,
+    declined: Annotated[bool, typer.Option("--declined", help="Also those that handlers ended by Discard.")] = False,
     by: By = None,
     because: Because = None,
     yes: Yes = False,
@@ -110,7 +113,7 @@ async def requeue(
     """Bring back jobs that have ended without success, as new jobs at the end of their groups' order.
 
     A filter takes those that were discarded; those that were cancelled or superseded, or that another job has followed,
-    only where --outcome says so.
+    only where --outcome says so, and those that their handlers have ended by Discard only with --declined.
     """
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
@@ -124,9 +127,10 @@ async def requeue(
     if not ids:
         until = a_time("--before", before, session.now)
         chosen = ended_filter(session, outcome or ["discarded"], since)
-        rows = await session.admin().requeueable(
-            **chosen, before=until, type=type, origin=origin, limit=limit, force=force
-        )
+        fitting = partial(session.admin().requeueable, **chosen, before=until, type=type, origin=origin, force=force)
+        rows = await fitting(limit=limit, declined=declined)
+        if not declined:
+            _say_declined(len(await fitting(limit=_COUNTED, declined="only")))
         if not rows:
             ended = f"{' or '.join(chosen['outcomes'])} since {since}" + (f" and before {before}" if before else "")
             fail(f"no job was {ended} that fits and was neither requeued nor delivered again: nothing was done")
@@ -214,6 +218,14 @@ def _say_refused(id: int, error: AdministrationError, of: int) -> None:
 def _end(refused: int, of: int) -> None:
     if refused:
         fail(f"{refused} of {of} jobs were left as they are")
+
+
+def _say_declined(found: int) -> None:
+    if found:
+        more = " or more" if found == _COUNTED else ""
+        note(
+            f"left out: {counted(found, 'job')}{more} that handlers have ended by Discard; --declined brings them, too"
+        )
 
 
 def _say_limit(found: int, limit: int, so: str = "") -> None:

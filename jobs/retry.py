@@ -45,7 +45,11 @@ _LEAST_PUT_OFF_SECONDS = 1.0
 
 
 class Discard(SidingsError):
-    """``raise Discard("why")`` in a handler ends the job as `discarded`; the history keeps its payload."""
+    """``raise Discard("why")`` in a handler ends the job as `discarded`; the history keeps its payload.
+
+    It is for what a person should hear of: the alert on discarded jobs tells of it. Where nothing is wrong, return.
+    What brings back discarded jobs leaves it alone, unless it is asked for (`Admin.requeueable`).
+    """
 
 
 class Snooze(SidingsError):

@@ -265,7 +265,8 @@ class ExecutorWorld(Features):
 
     async def requeue(self, _: int) -> None:
         async def act(admin: Admin, _: asyncpg.Connection) -> None:
-            for job in (await admin.requeueable(outcomes=TERMINAL[1:], limit=30))[: self.random.randint(1, 4)]:
+            ended = await admin.requeueable(outcomes=TERMINAL[1:], limit=30, declined=True)
+            for job in ended[: self.random.randint(1, 4)]:
                 await admin.requeue(job.job_id, finished_at=job.finished_at)
 
         await self.person(act)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
+from sidings import ActionRefused, Admin, Discard, Job, JobNotFound, Registry, Retry
 from sidings.jobs.admin import JobState
 from tenacity import stop_after_attempt, wait_fixed
 
@@ -441,6 +441,42 @@ async def test_a_held_job_runs_once_it_is_released(database: str, admin: Admin, 
     assert trips.started == [7]
     held, ran = await history(database)
     assert held["finished_at"] < ran["due_at"] <= ran["started_at"], "it has not waited while it was held"
+
+
+class Gone(Discard):
+    """A program's own."""
+
+
+async def test_what_its_handler_has_ended_on_purpose_comes_back_only_where_that_is_asked_for(
+    database: str, admin: Admin
+):
+    """The alert names a command that brings back what was given up: it took along what there is no carrier for."""
+    registry = Registry()
+
+    @registry.job(group="transport", payload=Ride, retry=Retry(stop=stop_after_attempt(1)))
+    async def once(job: Job[Ride]) -> None:
+        raise {0: ConnectionError("x"), 1: Discard("no such carrier"), 2: Gone("x")}[job.payload.number]
+
+    @registry.job(batch=5, payload=Ride)
+    async def lists(jobs: list[Job[Ride]]) -> list[Exception]:
+        return [Discard("no such carrier") for _ in jobs]
+
+    failed, declined, gone = await enqueue(database, once, [ride(0), ride(1), ride(2)])
+    [listed] = await enqueue(database, lists, [ride(1)])
+    async with running(database, registry):
+        await drained(database)
+
+    async def found(**options: Any) -> list[int]:
+        return [row.job_id for row in await admin.requeueable(**options)]
+
+    assert await found() == [failed, gone]
+    assert await found(declined=True) == [failed, declined, gone, listed]
+    assert await found(declined="only") == [declined, listed]
+    assert await found(type="lists") == []
+    await admin.requeue(declined)  # by its number always
+    assert await found(declined="only") == [listed]
+    with pytest.raises(ActionRefused, match="declined='all': give False, True or 'only'"):
+        await found(declined="all")
 
 
 async def test_a_discarded_job_is_requeued_and_runs(database: str, admin: Admin):

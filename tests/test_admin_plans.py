@@ -152,7 +152,7 @@ async def test_what_can_be_requeued_probes_the_resets_of_each_message(filled: st
                       json_build_object('topic', 't', 'partition', n % 100, 'offset', n % 20)
                FROM generate_series(1, 2000) n"""
         )
-        arguments = (["discarded"], since, before, None, None, 10, False)
+        arguments = (["discarded"], since, before, None, None, 10, False, "x", False)
         rows = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", *arguments)
         assert len(await connection.fetch(query, *arguments)) == 10
         await transaction.rollback()
@@ -173,7 +173,7 @@ async def test_what_has_ended_is_looked_for_in_no_day_before(database: str, name
             await connection.execute("SELECT sidings.make_history_day($1)", today + timedelta(days=days))
         await connection.execute(f"SET plan_cache_mode = {plan}")
         await connection.execute(f"PREPARE ended AS {load_sql('sidings.jobs.admin', name)}")
-        rest = ", false" if name == "requeueable_jobs" else ""
+        rest = ", false, 'x', false" if name == "requeueable_jobs" else ""
         query = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE ended ('{{discarded}}', NULL, NULL, NULL, NULL, 10{rest})"
         found = json.loads(await connection.fetchval(query))[0]["Plan"]
     looked_into = {

@@ -210,6 +210,23 @@ async def test_a_filter_takes_no_more_than_the_limit_and_says_so(database: str):
     assert await jobs_left(database) == 4
 
 
+async def test_what_handlers_have_declined_is_left_out_and_counted(database: str):
+    ids = [await a_job(database) for _ in range(4)]
+    for id in ids:
+        await cli(database, "jobs", "discard", id)
+    declined = "UPDATE sidings.job_history SET error_class = 'sidings.jobs.retry.Discard' WHERE job_id = ANY ($1)"
+    await fetch(database, declined, ids[:2])
+    requeue = ("jobs", "requeue", "--type", "ride", "--yes")
+    result = await cli(database, *requeue)
+    assert re.findall(r"job (\d+): requeued", result.stdout) == [str(id) for id in ids[2:]]
+    said = "left out: 2 jobs that handlers have ended by Discard; --declined brings them, too"
+    assert said in result.stderr
+    assert said in (await cli(database, *requeue, exit_code=1)).stderr
+    result = await cli(database, *requeue, "--declined")
+    assert re.findall(r"job (\d+): requeued", result.stdout) == [str(id) for id in ids[:2]]
+    assert "left out" not in result.stderr
+
+
 async def test_whoever_is_to_requeue_more_is_told_from_when_on(database: str):
     """An hour ago is later the next time: those that ended first would be left behind."""
     (id,) = await some_jobs(database, 1)

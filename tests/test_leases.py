@@ -155,7 +155,7 @@ async def test_the_thread_is_not_waited_for_while_its_server_hangs() -> None:
 async def test_a_renewal_that_took_long_in_vain_is_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of the lease is short by then: with a pause behind it, half a second of fifteen."""
     times = itertools.count(step=1_000)
-    monkeypatch.setattr("sidings.executor.leases.now", lambda: float(next(times)))  # so each call takes a thousand seconds
+    monkeypatch.setattr("sidings.executor.leases.now", lambda: float(next(times)))  # each call takes as long
     async with refusing("57P03", "the database system is starting up") as (dsn, asked):
         leases = LeaseThread(PostgresSettings(dsn=dsn), ExecutorSettings(lease_seconds=3_600.0), NOBODY, lambda: None)
         leases.executor_id = uuid4()

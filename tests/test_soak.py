@@ -293,7 +293,7 @@ class Soak(Features):
         async def act(admin: Admin, _: asyncpg.Connection) -> None:
             async with connected(self.fleet.dsn) as other, other.transaction():
                 await other.execute("SET LOCAL lock_timeout = '5s'; LOCK TABLE entity IN EXCLUSIVE MODE")
-                for job in (await admin.requeueable(limit=30))[: self.random.randint(1, 8)]:
+                for job in (await admin.requeueable(limit=30, declined=True))[: self.random.randint(1, 8)]:
                     if not job.type.startswith("message:"):
                         await admin.requeue(job.job_id, finished_at=job.finished_at)
 

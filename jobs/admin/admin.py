@@ -8,7 +8,8 @@ from typing import Literal
 
 from ...errors import ActionRefused, ConfigurationError, JobNotFound
 from ..job import JobId
-from ..outcome import OutcomeName
+from ..outcome import ErrorInfo, OutcomeName
+from ..retry import Discard
 from .calls import Calls, Database
 from .listing import Filter, list_jobs
 from .many import act_on_each, clear
@@ -34,6 +35,7 @@ _MOST_ROWS = 10_000
 _COUNTED = 10_000  # jobs behind the head of a blocked group; of an origin, in each of three states
 _MOVE_SECONDS = 3_600.0  # nobody waits for it: 20 to 60 µs for each job
 _LAST_ID = 2**63 - 1
+_DECLINED = ErrorInfo.of(Discard()).error_class  # as the history has it
 _UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.FOLLOWED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
 
 
@@ -179,12 +181,14 @@ class Admin:
         origin: str | None = None,
         limit: int = 100,
         force: bool = False,
+        declined: bool | Literal["only"] = False,
     ) -> list[AttemptRow]:
         """The last attempts of jobs that ended and were not requeued yet, in the order in which they were enqueued.
 
         So each group keeps its order when they are requeued one after the other. What was requeued is here no more, nor
         is what has succeeded or whose payload was erased, nor a message that is delivered again since its consumer was
-        reset; so ask again, with the same `since` and `before`, until there are none.
+        reset, nor what its handler has ended by `Discard`; so ask again, with the same `since` and `before`, until
+        there are none.
 
         Args:
             outcomes: Default: discarded. What was cancelled or superseded was not to run, and in the place of what was
@@ -194,11 +198,17 @@ class Admin:
                 once more, is another job.
             limit: As in `ended`.
             force: Also those that were requeued, and messages that are delivered again.
+            declined: True: also those that their handler has ended by `Discard`. ``"only"``: no others. One of a
+                subclass of `Discard` counts as any other.
 
         Raises:
             ActionRefused: An argument makes no sense; the message says what to give.
         """
-        rows = await self._calls.rows("requeueable_jobs", *_ended(outcomes, since, before, type, origin, limit), force)
+        if declined not in (False, True, "only"):
+            raise ActionRefused(f"declined={declined!r}: give False, True or 'only'")
+        ended = _ended(outcomes, since, before, type, origin, limit)
+        which = None if declined is True else declined == "only"
+        rows = await self._calls.rows("requeueable_jobs", *ended, force, _DECLINED, which)
         return [attempt_row(row) for row in rows]
 
     async def blocked_groups(self, *, origin: str | None = None, limit: int = 100) -> list[BlockedGroup]:
