@@ -168,7 +168,7 @@ class LeaseThread:
                 log.exception("leases could not be renewed")
                 complete = False
             pause = self._settings.lease_seconds / 3
-            if not complete:  # after a call that hung, at once: its 5 s by default leave 1.5 until handlers are cancelled
+            if not complete:  # after one that hung, at once: by default its 5 s leave 1.5 until handlers are cancelled
                 pause = max(0.0, self._settings.lease_seconds / 15 - (now() - began))
         await link.close()
 
