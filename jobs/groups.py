@@ -15,7 +15,7 @@ GroupOf = str | Callable[[P], str | None] | None
 
 
 class Groups(Generic[P]):
-    """The groups of one type's jobs. `value` gives that of a payload before it is checked.
+    """The groups of one type's jobs, `by` what was declared. `value` gives that of a payload before it is checked.
 
     name: of the type; group: as it was declared; payload: the model, whose instances have its fields.
 
@@ -25,7 +25,7 @@ class Groups(Generic[P]):
     def __init__(self, name: str, group: GroupOf[P], payload: Any) -> None:
         self.value = _value_of(group, payload)
         self._name = name
-        self._group = group
+        self.by = group
         fields = getattr(payload, "model_fields", None)
         if isinstance(group, str) and isinstance(fields, dict) and group not in fields:
             names = ", ".join(cast(dict[str, object], fields))
@@ -37,7 +37,7 @@ class Groups(Generic[P]):
 
         Raises `MissingGroup`: the payload yields none, or none that reads the same each time.
         """
-        return None if self._group is None else self._text(self.value(payload))
+        return None if self.by is None else self._text(self.value(payload))
 
     def all_of(self, values: list[object]) -> list[str]:
         """The groups that `values` name, of a type with groups: checked as a whole; one by one only where that does not
@@ -55,9 +55,9 @@ class Groups(Generic[P]):
         """
         if isinstance(group, str) and type(group) is not str:  # its class may have another text for it
             group = _text_of(group)
-        if not group and self._group is not None:
+        if not group and self.by is not None:
             raise MissingGroup(
-                f"{self._name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "
+                f"{self._name!r} runs serially by group, but {self.by!r} gave {group!r}: fill that field, "
                 "or declare the type without group="
             )
         if group == "":
@@ -73,13 +73,13 @@ class Groups(Generic[P]):
             return self.checked(value)
         if holds_secret(value):
             raise MissingGroup(
-                f"{self._name!r} runs serially by group, but {self._group!r} gave a secret, of which a group gets "
+                f"{self._name!r} runs serially by group, but {self.by!r} gave a secret, of which a group gets "
                 "asterisks: let group= be a function that gives a hash of it"
             )
         text = self._decoded(value) if isinstance(value, bytes | bytearray) else _text_of(value)
         if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower() or inspect.isroutine(value):
             raise MissingGroup(
-                f"{self._name!r} runs serially by group, but {self._group!r} gave {text}, which reads otherwise each "
+                f"{self._name!r} runs serially by group, but {self.by!r} gave {text}, which reads otherwise each "
                 "time: let it give a text (call a method, or make it a property; and let it be no async function)"
             )
         return self.checked(text)
@@ -89,7 +89,7 @@ class Groups(Generic[P]):
             return value.decode()
         except UnicodeDecodeError as error:
             raise MissingGroup(
-                f"{self._name!r} runs serially by group, but {self._group!r} gave bytes that are no UTF-8 ({error}): "
+                f"{self._name!r} runs serially by group, but {self.by!r} gave bytes that are no UTF-8 ({error}): "
                 "let group= be a function of the payload that gives a text, such as their .hex()"
             ) from None
 

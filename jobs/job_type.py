@@ -407,7 +407,7 @@ class JobType(Generic[P]):
                 f"{what} has groups, and {self.name} has none that it could stand in: leave group= out there, or give "
                 "it here as well"
             )
-        by, ours_by = other._group, self._group
+        by, ours_by = other._groups.by, self._groups.by
         if isinstance(by, str) and isinstance(ours_by, str) and by != ours_by:  # of functions nobody can tell
             raise ConfigurationError(
                 f"{what} has group={by!r}, but would stand in the group of the {self.name} that it follows, by "
