@@ -153,6 +153,7 @@ class LeaseThread:
         while not self._stopping:
             await set_within(self._poke, pause)
             self._poke.clear()
+            pause = self._settings.lease_seconds / 15
             if self.suspended or self._stopping or self._stalled():
                 continue
             began = now()
@@ -167,9 +168,10 @@ class LeaseThread:
             except Exception:  # PgBouncer in place of Postgres, a defect: without this thread every lease runs out
                 log.exception("leases could not be renewed")
                 complete = False
-            pause = self._settings.lease_seconds / 3
-            if not complete:  # after one that hung, at once: by default its 5 s leave 1.5 until handlers are cancelled
-                pause = max(0.0, self._settings.lease_seconds / 15 - (now() - began))
+            if complete:
+                pause = self._settings.lease_seconds / 3
+            else:  # after one that hung, at once: by default its 5 s leave 1.5 until handlers are cancelled
+                pause = max(0.0, pause - (now() - began))
         await link.close()
 
     async def _renew(self, link: Link) -> bool | None:

@@ -13,6 +13,7 @@ import pytest
 from sidings.executor import ExecutorSettings, PostgresSettings, clock, connect
 from sidings.executor.leases import LeaseEvents, LeaseThread
 from sidings.schema import int_array, load_sql
+from sidings.waiting import set_within
 
 from .support import SECONDS, eventually, refusing
 
@@ -156,6 +157,13 @@ async def test_a_renewal_that_took_long_in_vain_is_tried_again_at_once(monkeypat
     """What is left of the lease is short by then: with a pause behind it, half a second of fifteen."""
     times = itertools.count(step=1_000)
     monkeypatch.setattr("sidings.executor.leases.now", lambda: float(next(times)))  # each call takes as long
+    waits: list[float | None] = []
+
+    async def wait(event: asyncio.Event, seconds: float | None) -> bool:
+        waits.append(seconds)
+        return await set_within(event, seconds)
+
+    monkeypatch.setattr("sidings.executor.leases.set_within", wait)
     async with refusing("57P03", "the database system is starting up") as (dsn, asked):
         leases = LeaseThread(PostgresSettings(dsn=dsn), ExecutorSettings(lease_seconds=3_600.0), NOBODY, lambda: None)
         leases.executor_id = uuid4()
@@ -165,6 +173,8 @@ async def test_a_renewal_that_took_long_in_vain_is_tried_again_at_once(monkeypat
             await eventually(lambda: leases._poke, "it runs")
             leases.renew_soon()
             await eventually(lambda: len(asked) > 2, "it tries again")
+            leases.suspended = True
+            await eventually(lambda: waits[-1] == 240, "while it is suspended, it waits, and keeps no core busy")
         finally:
             await leases.stop()
 
