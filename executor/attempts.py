@@ -92,8 +92,9 @@ def _meaning(
     match that_counts(error):
         case Superseded():
             return None
-        case Discard():
-            return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
+        case Discard() as declined:  # out of a task group, too: by that class, requeueing leaves it out
+            kind = ErrorInfo.of(declined).error_class
+            return End(OutcomeName.DISCARDED, replace(ErrorInfo.of(error), error_class=kind))
         case Snooze() as snooze:
             return Again(OutcomeName.SNOOZED, snooze.seconds, ErrorInfo.of(error))
         case UndecodableMessage():  # of a stored message: no policy gives it up, or tries it for ever

@@ -1324,6 +1324,14 @@ async def test_a_database_without_the_schema_is_named(empty_database: str):
         Admin(None, timeout=0)  # type: ignore[arg-type]
 
 
+async def test_a_schema_without_the_last_column_is_named(database: str):
+    """As where an application is deployed before somebody migrates: asyncpg's own error says nothing of that."""
+    async with connected(database) as connection:
+        await connection.execute("ALTER TABLE sidings.job_history DROP COLUMN headers")
+        with pytest.raises(SchemaTooOld, match=r"call migrate\(\)"):
+            await Admin(connection).show(await a_job(database))
+
+
 @pytest.mark.parametrize("given", ["postgresql://localhost/tracker", None, Transaction(None)])  # type: ignore[arg-type]
 def test_what_is_no_connection_is_refused_at_once(given: Any):
     """Its first call failed: 'str' object has no attribute 'is_closed'."""

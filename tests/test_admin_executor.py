@@ -455,13 +455,16 @@ async def test_what_its_handler_has_ended_on_purpose_comes_back_only_where_that_
 
     @registry.job(group="transport", payload=Ride, retry=Retry(stop=stop_after_attempt(1)))
     async def once(job: Job[Ride]) -> None:
-        raise {0: ConnectionError("x"), 1: Discard("no such carrier"), 2: Gone("x")}[job.payload.number]
+        declined = Discard("no such carrier")
+        raise {0: ConnectionError("x"), 1: declined, 2: Gone("x"), 3: ExceptionGroup("of a task group", [declined])}[
+            job.payload.number
+        ]
 
     @registry.job(batch=5, payload=Ride)
     async def lists(jobs: list[Job[Ride]]) -> list[Exception]:
         return [Discard("no such carrier") for _ in jobs]
 
-    failed, declined, gone = await enqueue(database, once, [ride(0), ride(1), ride(2)])
+    failed, declined, gone, grouped = await enqueue(database, once, [ride(0), ride(1), ride(2), ride(3)])
     [listed] = await enqueue(database, lists, [ride(1)])
     async with running(database, registry):
         await drained(database)
@@ -470,11 +473,11 @@ async def test_what_its_handler_has_ended_on_purpose_comes_back_only_where_that_
         return [row.job_id for row in await admin.requeueable(**options)]
 
     assert await found() == [failed, gone]
-    assert await found(declined=True) == [failed, declined, gone, listed]
-    assert await found(declined="only") == [declined, listed]
+    assert await found(declined=True) == [failed, declined, gone, grouped, listed]
+    assert await found(declined="only") == [declined, grouped, listed]
     assert await found(type="lists") == []
     await admin.requeue(declined)  # by its number always
-    assert await found(declined="only") == [listed]
+    assert await found(declined="only") == [grouped, listed]
     with pytest.raises(ActionRefused, match="declined='all': give False, True or 'only'"):
         await found(declined="all")
 

@@ -37,6 +37,7 @@ _ERRORS: dict[str, type[SidingsError]] = {
     "3F000": SchemaTooOld,
     "42P01": SchemaTooOld,
     "42883": SchemaTooOld,
+    "42703": SchemaTooOld,
 }
 # The server's fault, not the statement's.
 _GONE = (
