@@ -272,8 +272,10 @@ def _to_repeat(
 
 
 def _stuck(places: Sequence[int], futures: Sequence["asyncio.Future[object]"]) -> set[int]:
-    """The partitions that have not taken all of what they were sent."""
-    return {place for place, future in zip(places, futures, strict=False) if _unacknowledged(future)}
+    """The partitions that have not taken all of what they were sent; the last one of `places` may have no future, as
+    where nothing could be handed over to it any more."""
+    sent = {place for place, future in zip(places, futures, strict=False) if _unacknowledged(future)}
+    return sent.union(places[len(futures) :])
 
 
 def _unacknowledged(sent: "asyncio.Future[object]") -> bool:

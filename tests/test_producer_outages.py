@@ -54,6 +54,24 @@ async def test_a_producer_whose_brokers_have_not_answered_in_time_is_used_no_mor
         await producer.send(etas, key="k", value=b"2")
 
 
+async def test_a_partition_to_which_nothing_can_be_handed_over_has_taken_nothing(sidings_kafka, topic, monkeypatch):
+    """Its batch is full, and not sent: the next message without a key was to go elsewhere, and went there again."""
+    etas = await topic("etas", partitions=4)
+    async with sending(sidings_kafka, delivery_seconds=0.4) as producer:
+        await producer.send(etas, value=b"0")
+        chosen = list[int]()
+
+        async def hang(sender: Any, partition: int, *_: Any) -> Any:
+            chosen.append(partition)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(producer, "_hand_over", hang)
+        for _ in range(4):
+            with pytest.raises(KafkaUnavailable):
+                await producer.send(etas, value=b"1")
+    assert sorted(chosen) == [0, 1, 2, 3]
+
+
 async def test_an_error_says_whether_it_may_have_come_from_what_was_sent(sidings_kafka, topic, monkeypatch):
     """Only then a handler goes on for ever: with no broker there, nothing of it has been written."""
     etas = await topic("etas")
