@@ -2,7 +2,8 @@
 
 A batch that fails is split. Where one message's handler raised, its partition is set aside at that message, and the
 rest of the batch runs again without it; where the culprit is unknown, the messages run one by one. So a bad message
-fails no other, and holds up nothing but its own partition; one that hangs first holds up its batch, for one `timeout`.
+fails no other, and holds up nothing but its own partition; one that hangs first holds up its batch, for one `timeout`,
+in a list for two.
 """
 
 import asyncio
