@@ -289,7 +289,16 @@ class ExecutorWorld(Features):
         await super().heal()
 
     async def settle(self) -> None:
-        """Until nothing is left: first what needs nobody, then with a person who releases what waits for one."""
+        """Until nothing is left: first what needs nobody, then with a person who releases what waits for one. On a busy
+        machine a watchdog may still end a member whose leases have run out; it is started again, as by a supervisor."""
+        supervisor = asyncio.create_task(self.restart_the_dead())
+        try:
+            await self._settle()
+        finally:
+            supervisor.cancel()
+            await asyncio.gather(supervisor, return_exceptions=True)
+
+    async def _settle(self) -> None:
         for condition in (self.drained, self.all_ended):
             moved: Any = None
             while moved != (moved := len(self.fleet.started())):
