@@ -153,12 +153,10 @@ class Handling:
                 except _CUT_SHORT as error:  # a statement of ours: what a handler raises is `BatchFailed` by now
                     if len(items) > 1:  # fewer at once may be quick enough
                         raise
-                    away = PostgresUnavailable(
+                    raise PostgresUnavailable(
                         f"a statement of the consumer's own was ended: {error}: look at statement_timeout, of the role "
-                        "or set by a handler, and at locks on Sidings' tables (pg_locks)",
-                        blameless=True,
-                    )
-                    raise BatchFailed(away, None) from error  # what is locked may concern this partition only
+                        "or set by a handler, and at locks on Sidings' tables (pg_locks)"
+                    ) from error
                 if steps:
                     tx.failed = tx.lent = False  # in a transaction that is aborted, that would have failed
         except (BatchFailed, OffsetsMoved, PostgresUnavailable):

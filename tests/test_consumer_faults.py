@@ -224,30 +224,6 @@ async def test_a_table_of_ours_that_somebody_has_locked_is_no_messages_fault(
     assert len(lines) <= 1, "each try was told of"
 
 
-@pytest.mark.parametrize("locked", range(3))
-async def test_a_row_of_ours_that_somebody_has_locked_keeps_no_other_partition_waiting(
-    effects, topic, sidings_kafka, locked
-):
-    """Each batch ended at that one, whichever was behind it."""
-    await limit_statements(effects, 0.5)
-    name = await topic(partitions=3)
-    service = a_service(effects, sidings_kafka)
-    service.consumer(name, model=Number)(record)
-    async with service, connected(effects, statement_timeout="0") as other:
-        for partition in range(3):
-            await produce(sidings_kafka, name, [partition], partition=partition)
-        begun = "SELECT count(*) = 3 FROM sidings.consumer_offset WHERE next_offset = 1"
-        await eventually(lambda: other.fetchval(begun))
-        async with other.transaction():
-            await other.execute("SELECT FROM sidings.consumer_offset WHERE partition = $1 FOR UPDATE", locked)
-            for partition in (locked, *range(3)):
-                await produce(sidings_kafka, name, [10 + partition], partition=partition)
-            free = "SELECT count(*) = 2 FROM sidings.consumer_offset WHERE next_offset = 2 AND partition <> $1"
-            await eventually(lambda: other.fetchval(free, locked), service.problems)
-        await eventually(lambda: other.fetchval("SELECT sum(next_offset) = 7 FROM sidings.consumer_offset"))
-        assert sample(service, "sidings_consumer_failures_total") == 0
-
-
 async def test_a_batch_that_cannot_be_stored_in_the_time_that_there_is_goes_on_one_by_one(
     effects, topic, sidings_kafka
 ):
