@@ -593,10 +593,15 @@ class Scheduler:
     # -- pauses -------------------------------------------------------------------------------------------------
 
     def pause(self, pauses: Pauses) -> bool:
-        """From now on choose nothing of these. Returns whether that is news; then everything is to be read anew."""
-        if pauses == self.pauses:
+        """From now on choose nothing of these. Returns whether what has changed concerns an origin that is held; then
+        everything is to be read anew. Of others nothing is in memory: what is acquired later is held against these."""
+        before = self.pauses
+        if pauses == before:
             return False
         self.pauses = NOTHING_PAUSED if pauses == NOTHING_PAUSED else pauses
+        changed = (before.origins ^ pauses.origins) | {origin for origin, _ in before.groups ^ pauses.groups}
+        if pauses.types == before.types and changed.isdisjoint(self.origins):
+            return False
         self.forget_waiting(*self.origins.values())
         return True
 

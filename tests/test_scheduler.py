@@ -1037,6 +1037,32 @@ def test_only_what_is_paused_is_not_handed_over(pause: list[str | None]):
     assert rig.in_memory == 0
 
 
+def test_a_pause_of_what_others_hold_forgets_nothing_and_withholds_what_is_acquired_later():
+    """One paused group of one origin had all executors of the service read everything anew."""
+    rig = Rig()
+    rig.put(range(1, 11), group=None)
+    elsewhere = Pauses.of([["group", None, "t/2", "g"], ["origin", None, "t/3", None]])
+    assert not rig.scheduler.pause(elsewhere)
+    assert rig.in_memory == 10
+    rig.put([11, 12], group="g", queue=rig.scheduler.add_origin("t/2", 1))
+    rig.put(13, group=None, queue=rig.scheduler.add_origin("t/3", 1))
+    assert positions(rig.choose()) == list(range(1, 11)), "what is paused runs"
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [["type", "paused", None, None], ["origin", None, "t/0", None], ["group", None, "t/0", "b"]],
+    ids=lambda pause: pause[0],
+)
+def test_a_pause_of_what_is_held_and_its_end_forget_what_waits(pause: list[str | None]):
+    rig = Rig()
+    elsewhere: list[str | None] = ["group", None, "t/2", "g"]
+    for pauses in [[pause], [elsewhere]]:  # its end, as another one begins
+        rig.put(range(1, 11), group=None, type="another")
+        assert rig.scheduler.pause(Pauses.of(pauses))
+        assert rig.in_memory == 0
+
+
 def test_a_job_without_a_group_hands_nothing_over():
     rig = Rig()
     rig.put([1, 2], group=None)
