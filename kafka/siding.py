@@ -34,8 +34,8 @@ _AWAY_SECONDS = 1.0  # between attempts of a message whose handler finds a serve
 
 class Siding:
     """Settles first messages. slots: how many may be tried at once, of all topics, beside one of each; each needs a
-    connection. settled: called when the partition may go on, in the main line or by being placed anew. paused: asked
-    whether a person has paused the topic; no attempt begins then."""
+    connection. settled: called when the partition may go on, in the main line or by being placed anew. resting: asked
+    whether nothing new may be taken up of the topic; no attempt begins then."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Siding:
         metrics: ConsumerMetrics,
         slots: asyncio.Semaphore,
         settled: Callable[[Partition], None],
-        paused: Callable[[], bool],
+        resting: Callable[[], bool],
     ) -> None:
         self._subscription = subscription
         self._handling = handling
@@ -52,16 +52,16 @@ class Siding:
         self._slots = slots
         self._own = asyncio.Semaphore(1)
         self._settled = settled
-        self._paused = paused
+        self._resting = resting
         self.unsettled: Item | None = None  # that `outage` has told of last
         self.outage = Outage(log, f"{subscription.topic}: messages that stand aside could not be settled")
 
     async def settle(self, partition: Partition) -> None:
-        """Try the first message until it leaves the partition, or the partition leaves this process. Where its topic is
-        paused meanwhile, it waits in the main line with the others, its failures not forgotten."""
+        """Try the first message until it leaves the partition, or the partition leaves this process. Where its topic
+        rests meanwhile, it waits in the main line with the others, its failures not forgotten."""
         item = partition.items[0]
         try:
-            while partition.items and partition.items[0] is item and not self._paused():
+            while partition.items and partition.items[0] is item and not self._resting():
                 try:
                     await self._attempt(partition, item)
                 except BatchFailed as failure:  # not by the handler, but by what parks or discards
@@ -89,7 +89,7 @@ class Siding:
         started = time.monotonic()
         try:
             async with self._slot():
-                if self._paused():  # while it waited
+                if self._resting():  # while it waited
                     return
                 await self._handling.handle([item])
             self.outage.over()

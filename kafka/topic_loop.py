@@ -51,7 +51,7 @@ class TopicLoop(FetchLoop):
         super().__init__(subscription, client, partitions, roof, max_records=max_records)
         self.handling = handling
         self._metrics = metrics
-        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin, paused)
+        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin, lambda: self._resting)
         self._paused = paused
         self._backoff = Backoff()
         self._outage = Outage(log, f"{self.topic}: batches were not committed, or nobody knows")

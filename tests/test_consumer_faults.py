@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
 from sidings.kafka.vitals import Vitals
-from tenacity import RetryCallState, stop_after_attempt, wait_none
+from tenacity import RetryCallState, stop_after_attempt, wait_fixed, wait_none
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -66,6 +67,53 @@ async def test_a_handler_that_cancels_its_own_task_and_awaits_nothing_more_has_f
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
         assert sample(service, "sidings_consumer_errors_total", server="kafka") == 0, "its client was given up"
     assert not any(left_over)
+
+
+@pytest.mark.parametrize("what", ["a stop", "a rebalance"])
+async def test_messages_that_stand_aside_are_not_tried_again_once_a_stop_or_a_rebalance_has_begun(
+    effects, topic, sidings_kafka, caplog, what
+):
+    """Of many some was always under way, so that both waited for as long as they may."""
+    name, resting = await topic(partitions=12), asyncio.Event()
+    tries, late = Counter[int](), Counter[int]()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(0.05)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tries[message.value.n] += 1
+        late[message.value.n] += resting.is_set()
+        await asyncio.sleep(0.2)
+        raise ValueError("no")
+
+    for partition in range(12):
+        await produce(sidings_kafka, name, [partition], partition=partition)
+    async with service:
+        consumer = service._life.consumer
+        stands_aside = [State.ASIDE] * 12
+        await eventually(lambda: [partition.state for partition in consumer._partitions()] == stands_aside)
+        await eventually(lambda: len(tries) == 12 and min(tries.values()) > 2)
+        if what == "a rebalance":
+            revoked, quiet = consumer.on_partitions_revoked, list[bool]()
+
+            async def on_partitions_revoked(partitions):
+                consumer.vitals.rebalance_begins()  # as it does itself, at once
+                resting.set()
+                await revoked(partitions)
+                quiet.append(not consumer._in_flight())
+                resting.clear()
+
+            consumer.on_partitions_revoked = on_partitions_revoked
+            consumer._client._coordinator.request_rejoin()  # as when a member comes or goes
+            await eventually(lambda: quiet)
+            assert quiet == [True], "it waited in vain"
+            assert max(late.values()) <= 1, "but for attempts that had begun, and waited for their transaction"
+            late.clear()
+            before = sum(tries.values())
+            await eventually(lambda: sum(tries.values()) > before + 12, "they are tried again")
+        consumer._stopping.set()  # as it does itself, at once
+        resting.set()
+    assert "were still under way" not in caplog.text
+    assert max(late.values(), default=0) <= 1
 
 
 async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_nothing(effects, topic, sidings_kafka):
