@@ -559,7 +559,7 @@ async def test_what_waits_is_counted_by_topic_in_the_slots_that_are_asked_for(da
                FROM (VALUES (3, 'etas', '1 h'), (3, 'etas', '9 h'), (4, 'etas', '2 h'), (4, 'others', '3 h'),
                             (5, 'etas', '20 h')) v (slot, topic, ago)"""
         )
-        rows = await connection.fetch(load_sql("sidings.kafka.outbox", "waiting"), [3, 4])
+        rows = await connection.fetch(load_sql("sidings.kafka.outbox", "waiting"), [3, 4], False)
     assert {row["topic"]: (row["waiting"], row["oldest"] // 3_600) for row in rows} == {
         "etas": (3, 9),
         "others": (1, 3),

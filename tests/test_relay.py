@@ -15,7 +15,7 @@ from aiokafka.errors import UnknownError, kafka_errors
 from prometheus_client import CollectorRegistry
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
-from sidings.executor import PostgresSettings
+from sidings.executor import Link, PostgresSettings
 from sidings.kafka.outbox import (
     MESSAGE_ID,
     InvalidMessage,
@@ -29,6 +29,7 @@ from sidings.kafka.outbox import (
 )
 from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.outbox.failures import InvalidRecordError
+from sidings.kafka.outbox.figures import Figures
 from sidings.kafka.outbox.senders import Sender
 from sidings.kafka.outbox.slots import SlotKeeper
 from sidings.kafka.settings import KafkaSettings
@@ -433,6 +434,43 @@ async def test_what_waits_is_counted_also_while_no_relay_reaches_kafka(database:
     async with relaying(database, UNREACHABLE) as relay:
         await eventually(lambda: relay.metrics.waiting.get("etas", (0, 0))[0] == 7)
         assert relay.held == {}
+
+
+async def test_what_no_relay_has_is_counted_by_one_at_a_time_and_the_others_tell_of_their_last_count(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While none reached Kafka, all instances counted the whole outbox, at once."""
+    turn = "hashtextextended('sidings.outbox_waiting', 0)"
+    metrics, time = OutboxMetrics("test", CollectorRegistry()), 0.0
+    monkeypatch.setattr("sidings.kafka.outbox.figures.now", lambda: time)
+    async with connected(database) as other:
+        await other.execute(
+            "INSERT INTO sidings.outbox (slot, topic, value) VALUES (3, 'etas', ''), (4, 'etas', ''), (4, 'others', '')"
+        )
+        link, mine, free = Link(PostgresSettings(dsn=database)), [3], [4, 5]
+        figures = Figures(link, metrics, schema="sidings", seconds=5.0, slots=lambda: mine, free=lambda: free)
+
+        async def counted() -> dict[str, int]:
+            assert await figures.count() == 5.0
+            return {topic: count for topic, (count, _) in metrics.waiting.items()}
+
+        await other.execute(f"SELECT pg_advisory_lock({turn})")  # another relay is counting
+        assert await counted() == {"etas": 1}
+        await other.execute(f"SELECT pg_advisory_unlock({turn})")
+        assert await counted() == {"etas": 2, "others": 1}
+        await other.execute(f"SELECT pg_advisory_lock({turn})")
+        await other.execute("DELETE FROM sidings.outbox")
+        time += 10.0
+        assert await counted() == {"etas": 1, "others": 1}, "who looks at the same moment sees nothing of it"
+        time += 1.0
+        assert await counted() == {}, "others have counted since"
+        await other.execute(f"SELECT pg_advisory_unlock({turn})")
+        await other.execute("INSERT INTO sidings.outbox (slot, topic, value) VALUES (4, 'etas', '')")
+        assert await counted() == {"etas": 1}
+        await other.execute(f"SELECT pg_advisory_lock({turn})")
+        free.remove(4)
+        assert await counted() == {}, "some relay has it, and counts it"
+        await link.close()
 
 
 async def test_a_commit_of_this_process_is_relayed_without_waiting_for_the_poll(

@@ -5,7 +5,8 @@ Reading order: `schema/migrations/` (the outbox), `settings`, `errors`; `message
 `recorder` with `record.sql` (out of the outbox), `senders` and `packing` (towards Kafka); one topic's way, from the
 inside out: `failures` (what errors mean), `lane_senders` (which producer), `ledger` (what becomes of messages),
 `shunned` (where messages without a key do not go), `rounds` (a batch for each partition), `lanes` (round after round);
-`slots` (ownership), `amends` (what is owed after a slot was lost), `metrics`, and `relay`, which puts them together.
+`slots` (ownership), `amends` (what is owed after a slot was lost), `metrics`, `figures` (how much waits), and `relay`,
+which puts them together.
 """
 
 from .errors import InvalidMessage, MessageParked, NotPublished, PublishError, RolledBack

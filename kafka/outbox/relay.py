@@ -21,14 +21,13 @@ from ...executor import (
     check_schema,
     close_all,
     now,
-    rest_after,
 )
 from ...outage import Outage
-from ...schema import load_sql
 from ..settings import KafkaSettings
 from .amends import Amends
 from .backlog import Backlog, Lane, Slot, slot_of
 from .failures import Failed
+from .figures import Figures
 from .lane_senders import LaneSenders
 from .lanes import LaneWorker
 from .metrics import OutboxMetrics
@@ -241,6 +240,14 @@ class Relay:
                 outage.failed(error)
                 await backoff.sleep()
         self._leases.start()
+        figures = Figures(
+            self._links["figures"],
+            self.metrics,
+            schema=self._postgres.schema_name,
+            seconds=self.settings.figures_seconds,
+            slots=lambda: self.backlog.slots,
+            free=lambda: self._slots.free,
+        )
         loops: list[Coroutine[Any, Any, None]] = [
             self._senders.run(),
             self.reader.run(),
@@ -249,7 +256,7 @@ class Relay:
             self._amends.run(),
             self._watch_leases(),
             self._watch_kafka(),
-            self._gather_figures(),
+            figures.run(),
         ]
         try:
             async with asyncio.TaskGroup() as group:
@@ -384,21 +391,3 @@ class Relay:
                 for worker in list(self._workers.values()):
                     worker.reconnected()
             await asyncio.sleep(0.05)
-
-    async def _gather_figures(self) -> None:
-        """Counting reads all that waits: the longer it takes, the more seldom it is done. Slots that nobody has count
-        too: while Kafka is away no relay has any."""
-        sql = load_sql(__package__, "waiting", self._postgres.schema_name)
-        outage, link = Outage(log, "the outbox could not be counted"), self._links["figures"]
-        while True:
-            started = now()
-            try:
-                rows = await link.fetch_long(sql, [*{*self.backlog.slots, *self._slots.free}])
-                self.metrics.waiting = {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
-            except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                outage.failed(error)
-                if not self.backlog.slots:  # others may have them, and have sent what waited
-                    self.metrics.waiting = {}
-            else:
-                outage.over()
-            await asyncio.sleep(max(self.settings.figures_seconds, rest_after(now() - started)))
