@@ -246,10 +246,10 @@ class Postgres(Database):
         found = [(slot, id) for slot, id in zip(slots, ids, strict=True) if id in self.rows]
         return [{"slot": slot, "id": id} for slot, id in found if self.locks.get(id, 0.0) > self.world.time]
 
-    def _attend(self, me: UUID, seconds: float, host: str, pid: int, names: list[str]):
+    def _attend(self, me: UUID, seconds: float, host: str, pid: int, names: list[str], clear: bool):
         time = self.world.time
         self.relays[me] = time + seconds
-        for gone in [id for id, until in self.relays.items() if until < time - 60.0 and id != me]:
+        for gone in [id for id, until in self.relays.items() if clear and until < time - 60.0 and id != me]:
             self._leave(gone)
         alive = [id for id, until in self.relays.items() if until > time and id != me]
         return [

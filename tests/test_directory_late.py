@@ -418,7 +418,7 @@ async def test_a_topic_that_fails_gets_no_further_messages(db: asyncpg.Connectio
 
     async def attended() -> tuple[list[str], list[str]]:
         sql = load_sql("sidings.kafka.outbox", "attend", "sidings")
-        row = await db.fetchrow(sql, uuid4(), 1.0, "host", 1, ["outbox/0"])
+        row = await db.fetchrow(sql, uuid4(), 1.0, "host", 1, ["outbox/0"], False)
         assert row is not None
         return row["directories"], row["doubtful"]
 

@@ -494,15 +494,15 @@ async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(da
     attend, slots = load_sql("sidings.kafka.outbox", "attend"), ["outbox/0", "outbox/1", "outbox/2"]
     async with connected(database) as connection:
         for relay, slot, lease in ((dead, slots[0], -1.0), (first, slots[1], 30.0)):
-            await connection.fetchrow(attend, relay, lease, "host", 1, slots)
+            await connection.fetchrow(attend, relay, lease, "host", 1, slots, False)
             acquire = "SELECT sidings.acquire($1, ARRAY[$2], 0, $3 * interval '1 second', true)"
             await connection.execute(acquire, relay, slot, lease)
         for relay, place in ((second, 0), (first, 1)):
-            row = await connection.fetchrow(attend, relay, 30.0, "host", 1, slots)
+            row = await connection.fetchrow(attend, relay, 30.0, "host", 1, slots, False)
             assert row is not None
             assert (row["others"], row["place"], row["free"]) == (1, place, [slots[0], slots[2]])
-        await connection.fetchrow(attend, dead, 30.0, "host", 1, slots)  # it was only paused
-        row = await connection.fetchrow(attend, second, 30.0, "host", 1, slots)
+        await connection.fetchrow(attend, dead, 30.0, "host", 1, slots, False)  # it was only paused
+        row = await connection.fetchrow(attend, second, 30.0, "host", 1, slots, False)
         assert row is not None
         assert (row["others"], row["place"]) == (2, 1)
 
@@ -514,19 +514,19 @@ async def test_a_relay_that_has_been_dead_for_a_minute_takes_its_failing_topics_
     attend, fails = (load_sql("sidings.kafka.outbox", name) for name in ("attend", "topic_fails"))
     async with connected(database) as connection:
         for relay in (dead, paused):
-            await connection.fetchrow(attend, relay, -61.0, "host", 1, [])
+            await connection.fetchrow(attend, relay, -61.0, "host", 1, [], False)
             await connection.execute(fails, "etas", relay, 1, 3_600.0, "the first error")
         await connection.execute(fails, "etas", paused, 2, -1.0, "the second error")
-        row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [])
+        row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [], True)
         assert row is not None
         assert row["due"] == ["etas"]
         topics = await connection.fetch("SELECT relay, retries, error FROM sidings.outbox_topic")
         assert [tuple(topic) for topic in topics] == [(paused, 2, "the second error")]
         await connection.execute(fails, "etas", paused, 3, 3_600.0, "the third error")
         other = UUID(int=3)
-        assert (await connection.fetchrow(attend, other, 30.0, "host", 1, []) or {})["due"] == []
+        assert (await connection.fetchrow(attend, other, 30.0, "host", 1, [], False) or {})["due"] == []
         await connection.execute(fails, "etas", other, 1, -1.0, "its own")
-        row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [])
+        row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [], False)
         assert row is not None
         assert row["due"] == []
 

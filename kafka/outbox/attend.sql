@@ -3,17 +3,27 @@
 -- those of directory tables, and of which of them something is in doubt and due, and whose answer this is: a former primary may
 -- live on. A topic that fails gets no more messages yet; not that of a relay without slots, which would not send them anyway, as
 -- where it alone cannot reach Kafka.
--- $1 relay, $2 seconds to stay alive, $3 host, $4 pid, $5 origins of all slots
-WITH me AS (
+-- $1 relay, $2 seconds to stay alive, $3 host, $4 pid, $5 origins of all slots, $6 whether to look for the rows of dead relays
+-- Plan: outbox_relay_newest, once, and this relay's row where that has found it. By its key only a relay that did not count: beside
+-- somebody's long transaction that steps over all former versions of the row, and the look for dead ones over those of all.
+WITH alive AS MATERIALIZED (
+    SELECT r.id, r.ctid AS place FROM sidings.outbox_relay r
+    WHERE r.era > statement_timestamp() - interval '15 seconds' AND r.alive_until > statement_timestamp()
+), renewed AS (
+    UPDATE sidings.outbox_relay r SET alive_until = clock_timestamp() + $2 * interval '1 second'
+    WHERE r.ctid = (SELECT a.place FROM alive a WHERE a.id = $1)
+    RETURNING 1
+), entered AS (
     INSERT INTO sidings.outbox_relay (id, alive_until, host, pid)
-    VALUES ($1, clock_timestamp() + $2 * interval '1 second', $3, $4)
+    SELECT $1, clock_timestamp() + $2 * interval '1 second', $3, $4 WHERE NOT EXISTS (SELECT FROM renewed)
     ON CONFLICT (id) DO UPDATE SET alive_until = excluded.alive_until
 ), gone AS (
-    DELETE FROM sidings.outbox_relay r WHERE r.alive_until < clock_timestamp() - interval '1 minute' AND r.id <> $1
+    DELETE FROM sidings.outbox_relay r
+    WHERE $6 AND r.alive_until < statement_timestamp() - interval '1 minute' AND r.id <> $1
 )
 SELECT sidings.timeline() AS timeline,
-       (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id <> $1) AS others,
-       (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id < $1) AS place,
+       (SELECT count(*) FROM alive a WHERE a.id <> $1) AS others,
+       (SELECT count(*) FROM alive a WHERE a.id < $1) AS place,
        ARRAY(SELECT w FROM unnest($5::text[]) w LEFT JOIN sidings.origin o ON o.origin = w
              WHERE o.owner IS NULL OR o.lease_until < clock_timestamp() ORDER BY w) AS free,
        ARRAY(SELECT t.topic FROM sidings.outbox_topic t

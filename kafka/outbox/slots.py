@@ -34,6 +34,7 @@ _NAMES = {number: f"outbox/{number}" for number in range(SLOTS)}
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 _ATTEND_SECONDS = 1.0  # or a third of a shorter lease
 _ALIVE = 5  # heartbeats; a relay that has died counts for so long, and its share is not taken whole before
+_CLEAR_SECONDS = 60.0  # from one removal of dead relays' rows to the next: it goes over all versions of all rows
 
 
 class SlotKeeper:
@@ -76,6 +77,8 @@ class SlotKeeper:
         self._on_doubts = on_doubts
         self._on_new_server = on_new_server
         self._timeline: str | None = None  # of the server that has answered last
+        self._first = False  # among the relays that are alive: this one removes the rows of dead ones
+        self._clear_at = 0.0
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
         self._gone: list[str] = []  # lost, and not told of yet
@@ -154,6 +157,7 @@ class SlotKeeper:
     async def _attend(self) -> tuple[int, list[str], list[str], str]:
         able = self._able() and not self.stopping
         alive_seconds = _ALIVE * self._attend_seconds if able else -1.0
+        clear = self._first and now() >= self._clear_at
         row = await self._link.fetchrow(
             load_sql(__package__, "attend", self._schema),
             self.relay_id,
@@ -161,8 +165,12 @@ class SlotKeeper:
             socket.gethostname(),
             os.getpid(),
             list(_NUMBERS),
+            clear,
         )
         assert row is not None
+        self._first = row["place"] == 0
+        if clear:
+            self._clear_at = now() + _CLEAR_SECONDS
         self._backlog.directories = frozenset(row["directories"])
         self.free = [_NUMBERS[name] for name in row["free"]]
         if able and row["doubtful"]:
