@@ -358,11 +358,29 @@ async def test_the_ages_of_what_waits_cost_a_probe_per_origin(filled: str):
 
 async def test_what_waits_for_a_person_is_counted_by_its_indexes(filled: str):
     plans = await Plans.of(filled, "sidings.executor", "for_persons", ORIGINS)
-    plans.must_use("job_held", "job_backoff")
+    plans.must_use("job_held", "job_blocked")
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_held", "origin")
-    plans.must_probe_by("job_backoff", "run_at")
+    plans.must_probe_by("job_blocked", "origin")
+
+
+async def test_an_instance_counts_what_is_blocked_in_its_own_origins(database: str):
+    """Each went over all that is blocked in the service, every five seconds."""
+    async with connected(database) as connection, as_the_executor(database) as executor:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, run_at, attempt, failures)
+               SELECT 'x', CASE n WHEN 1 THEN 't/1' ELSE 'other/0' END, 'infinity', 2, 1
+               FROM generate_series(1, 10000) n"""
+        )
+        query = load_sql("sidings.executor", "for_persons")
+        row = await executor.fetchrow(query, ["t/1"])
+        assert row is not None
+        assert (row["held"], row["blocked"]) == (0, 1)
+        text = await executor.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}", ["t/1"])
+    plan = json.loads(text)[0]["Plan"]
+    assert all(node.get("Rows Removed by Filter", 0) == 0 for node in nodes(plan)), text
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20, text
 
 
 async def test_orphans_are_looked_for_by_a_probe_per_gap(filled: str):
@@ -521,8 +539,8 @@ async def test_an_ordinary_job_costs_three_index_entries(database: str):
         async def entries(index: str) -> float:
             return await connection.fetchval("SELECT reltuples FROM pg_class WHERE relname = $1", index)
 
-        names = ("job_pkey", "job_scan", "job_group", "job_due", "job_held")
-        assert [await entries(name) for name in names] == [1, 1, 1, 0, 0]
+        names = ("job_pkey", "job_scan", "job_group", "job_due", "job_held", "job_backoff", "job_blocked")
+        assert [await entries(name) for name in names] == [1, 1, 1, 0, 0, 0, 0]
 
 
 async def test_heartbeats_do_not_touch_an_index(database: str):

@@ -10,3 +10,8 @@ ALTER TABLE sidings.outbox_relay SET (fillfactor = 10);
 ALTER TABLE sidings.outbox_relay ADD COLUMN era timestamptz NOT NULL
     GENERATED ALWAYS AS (date_bin('15 s', alive_until, '2000-01-01 00:00:00+00')) STORED;
 CREATE INDEX outbox_relay_newest ON sidings.outbox_relay (era);
+
+-- What is blocked, by origin: each instance counts its own every few seconds, and job_backoff has that of the whole service
+-- together. Ordinary jobs do not stand in it. Building it reads the table, which stands still meanwhile.
+CREATE INDEX job_blocked ON sidings.job (origin)
+    WHERE run_at = 'infinity' AND position IS NOT NULL AND (attempt > 1 OR failures > 0);
