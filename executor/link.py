@@ -271,9 +271,12 @@ class Link:
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
 
-    async def fetch_long(self, query: str, *args: object) -> list[asyncpg.Record]:
+    async def fetch_long(
+        self, query: str, *args: object, tells: Callable[[list[asyncpg.Record]], bool] = lambda _: True
+    ) -> list[asyncpg.Record]:
         """`fetch` of what may take longer than a call may, as all that waits is counted: it is given more time then,
-        as `be_patient` says, and so is the next one."""
+        as `be_patient` says, and so is the next one, until one is quick. tells: whether an answer shows how long it
+        takes."""
         while True:
             began, patience = now(), self.patience
             try:
@@ -283,8 +286,9 @@ class Link:
                 await self.be_patient()
                 if self.patience <= patience:  # it is away, or has had all the time that there is
                     raise
-        if now() - began < _QUICK_SECONDS:
+        if self.patience > 1 and now() - began < _QUICK_SECONDS and tells(rows):
             self.patience = 1
+            self.renew()  # its server goes on with a statement for longer than we wait from now on, locks included
         return rows
 
     async def be_patient(self) -> None:

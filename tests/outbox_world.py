@@ -407,7 +407,8 @@ class SimLink:
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
 
-    fetch_long = fetch
+    async def fetch_long(self, query: str, *args: Any, tells: object = None) -> Any:
+        return await self.fetch(query, *args)
 
     async def be_patient(self) -> None:
         self.patience = min(2 * self.patience, 8)

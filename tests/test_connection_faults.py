@@ -281,6 +281,22 @@ async def test_a_statement_that_is_given_up_ends_in_the_server(database: str, pg
     await link.close()
 
 
+async def test_a_server_goes_on_with_no_statement_for_longer_than_is_waited_for_it(database: str):
+    """After a quick answer the connection still had the limit of the long ones: what was given up went on, with the
+    lock that it had taken, against which the next try came."""
+    link = Link(PostgresSettings(dsn=database, call_seconds=1.5))
+    limit = "SELECT current_setting('statement_timeout')"
+    try:
+        await link.fetch_long("SELECT pg_sleep(2)")
+        assert (link.patience, (await link.fetch(limit))[0][0]) == (2, "3s")
+        await link.fetch_long("SELECT", tells=lambda _: False)
+        assert (link.patience, (await link.fetch(limit))[0][0]) == (2, "3s")
+        await link.fetch_long("SELECT")
+        assert (link.patience, (await link.fetch(limit))[0][0]) == (1, "1500ms")
+    finally:
+        await link.close()
+
+
 async def test_a_statement_that_is_not_answered_is_no_want_of_connections_where_there_is_no_pgbouncer(database: str):
     """Each try is the first statement of a connection. While Postgres was slow, the log thought of a PgBouncer."""
     async with proxied(database) as proxy:

@@ -87,10 +87,14 @@ class Figures:
         """None: another relay is counting such slots at this moment."""
         if not slots:
             return {}
-        rows = await self._link.fetch_long(self._sql, [*slots], in_turn)
-        if rows and rows[0]["topic"] is None:
+        rows = await self._link.fetch_long(self._sql, [*slots], in_turn, tells=lambda rows: not _not_ours(rows))
+        if _not_ours(rows):
             return None
         return {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
+
+
+def _not_ours(rows: list[asyncpg.Record]) -> bool:
+    return bool(rows) and rows[0]["topic"] is None
 
 
 def _both(one: _Waiting, other: _Waiting) -> _Waiting:

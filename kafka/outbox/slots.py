@@ -77,7 +77,7 @@ class SlotKeeper:
         self._on_doubts = on_doubts
         self._on_new_server = on_new_server
         self._timeline: str | None = None  # of the server that has answered last
-        self._first = False  # among the relays that are alive: this one removes the rows of dead ones
+        self._first = False  # none that is alive comes before this one: it removes the rows of dead ones
         self._clear_at = 0.0
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
@@ -157,7 +157,8 @@ class SlotKeeper:
     async def _attend(self) -> tuple[int, list[str], list[str], str]:
         able = self._able() and not self.stopping
         alive_seconds = _ALIVE * self._attend_seconds if able else -1.0
-        clear = self._first and now() >= self._clear_at
+        if clear := self._first and now() >= self._clear_at:
+            self._clear_at = now() + _CLEAR_SECONDS  # also if it takes too long: the next heartbeat is without
         row = await self._link.fetchrow(
             load_sql(__package__, "attend", self._schema),
             self.relay_id,
@@ -169,8 +170,6 @@ class SlotKeeper:
         )
         assert row is not None
         self._first = row["place"] == 0
-        if clear:
-            self._clear_at = now() + _CLEAR_SECONDS
         self._backlog.directories = frozenset(row["directories"])
         self.free = [_NUMBERS[name] for name in row["free"]]
         if able and row["doubtful"]:
