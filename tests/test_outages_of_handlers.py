@@ -134,6 +134,30 @@ async def test_the_waits_of_an_outage_are_the_policys_and_grow(database: str, tr
     assert attempts[0].error.message == "no connection to Postgres: all 1 connections are in use; see pool_size"
 
 
+@pytest.mark.parametrize("cut", ["its connection is lost", "the server takes no writes"])
+async def test_a_transactional_job_whose_own_transaction_is_cut_short_runs_again_after_a_second(
+    database: str, cut: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = of_jobs(database)
+
+    @service.job(retry=Retry(wait=wait_fixed(60)), transactional=True)
+    async def ride(job: Job[Ride]) -> None:
+        if job.attempt > 2:
+            return
+        if cut == "the server takes no writes":
+            await job.tx.execute("DO $$ BEGIN RAISE SQLSTATE '53100'; END $$")  # its disk is full
+        else:
+            await fetch(database, f"SELECT pg_terminate_backend({await job.tx.fetchval('SELECT pg_backend_pid()')})")
+        await job.tx.execute("CREATE TABLE effect ()")
+
+    await enqueue(database, ride, [Ride()])
+    async with service.connected():
+        attempts = await drain(service, until=100)
+    assert [(a.outcome, a.delay) for a in attempts] == [("snoozed", 1.0), ("snoozed", 1.0), ("succeeded", None)]
+    told = "was lost" if cut == "its connection is lost" else "runs again: Postgres takes no writes"
+    assert [r.levelname for r in caplog.records if told in r.getMessage()] == ["WARNING"] * 2
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
 @pytest.mark.parametrize("always", [False, True], ids=["once", "each time"])
 async def test_a_connection_that_breaks_under_a_handler_is_no_failure_unless_it_does_so_each_time(
