@@ -100,11 +100,11 @@ class Registry:
                 ``"latest"``: as serial, but of this type's jobs that wait in the group only the newest runs; the others
                 end as superseded, and it inherits their failures. With a `delay` it debounces. ``"parallel"``: the
                 group orders nothing; it is there to be seen, paused and cleared by.
-            batch: 2 to 500: the handler takes ``list[Job[...]]``, up to so many jobs of one origin, no two of a group.
-                It returns None when all have succeeded, or for each job, in their order, None or an error
-                (``Discard(...)`` and ``Retry.after(...)`` as well), as ``asyncio.gather(..., return_exceptions=True)``
-                does. What it raises has failed them all. A job that has failed once is given to it alone, so that a bad
-                one spoils no other's second attempt.
+            batch: 2 to 500: the handler takes ``list[Job[...]]``, up to so many jobs of one origin, no two of a group
+                unless the policy is ``"parallel"``. It returns None when all have succeeded, or for each job, in their
+                order, None or an error (``Discard(...)`` and ``Retry.after(...)`` as well), as
+                ``asyncio.gather(..., return_exceptions=True)`` does. What it raises has failed them all. A job that has
+                failed once is given to it alone, so that a bad one spoils no other's second attempt.
             concurrency: How many of its handlers may run at once in one instance, as where a carrier takes no more
                 calls. The others wait as jobs; their `timeout` has not begun. None: as many as there are workers.
 

@@ -924,6 +924,21 @@ async def test_a_batch_holds_no_two_jobs_of_a_group_and_keeps_their_order(databa
     assert Counter(await outcomes(database)) == {"succeeded": 140}
 
 
+async def test_a_batch_of_policy_parallel_may_hold_several_jobs_of_a_group(database: str):
+    registry, lists = Registry(), list[list[str | None]]()
+
+    @registry.job(group="transport", policy="parallel", batch=20)
+    async def post(jobs: list[Job[Ride]]) -> None:
+        lists.append([job.group for job in jobs])
+
+    await enqueue(database, post, [Ride(transport="a", number=n) for n in range(10)])
+    async with running(database, registry, concurrency=1):
+        await drained(database)
+    assert sum(map(len, lists)) == 10
+    assert max(map(len, lists)) > 1
+    assert {group for groups in lists for group in groups} == {"a"}
+
+
 async def test_a_type_that_takes_lists_gets_them_also_where_it_is_declared_while_the_executor_runs(database: str):
     """Its handler got single jobs, and failed for ever, as what it goes through is no list."""
     registry, included = Registry(), Registry()
