@@ -396,6 +396,30 @@ async def test_isolated_messages_become_jobs_of_their_key_and_run_in_order(effec
         assert await numbers(effects, f"key = '{key}'") == list(range(start, 12, 3))
 
 
+@pytest.mark.parametrize("isolate", [False, True])
+async def test_a_parked_or_isolated_message_has_the_limits_of_a_transactional_job(
+    effects, topic, sidings_kafka, isolate
+):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    told = []
+
+    @service.consumer(name, isolate=isolate, retry=TWICE_AND_PARK, timeout=None)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        limits = "lock_timeout", "idle_in_transaction_session_timeout"
+        told.append([await tx.fetchval(f"SHOW {limit}") for limit in limits])
+        if told[-1] != ["0", "5min"]:
+            raise ValueError("the main line")
+
+    quick_jobs(service, name)
+    await produce(sidings_kafka, name, [1])
+    async with service:
+        await eventually(lambda: sample(service, "sidings_jobs_total", outcome="succeeded") == 1)
+    main = told[:-1]
+    assert bool(main) != isolate
+    assert main == [["30s", "0"]] * len(main)
+
+
 @pytest.mark.parametrize(("on_exhausted", "end"), [("skip", "discarded"), ("hold", "held")])
 async def test_an_isolated_message_follows_the_retry_policy_of_its_consumer(
     effects, topic, sidings_kafka, on_exhausted, end
