@@ -66,6 +66,14 @@ def test_a_type_gets_one_more_while_it_has_less_than_four_times_what_is_left(wor
         assert now + more - 1 < TIMES_THE_REST * (rest - more + 1)
 
 
+@given(workers=st.integers(1, 100), types=st.integers(1, 6))
+def test_slow_types_that_take_what_they_may_leave_the_share_that_is_promised(workers: int, types: int):
+    held = {str(n): 0 for n in range(types)}
+    while more := [type for type, room in shares(workers, held).items() if room > 0 and sum(held.values()) < workers]:
+        held[min(more, key=held.__getitem__)] += 1
+    assert workers - sum(held.values()) == workers // (TIMES_THE_REST * types + 1)
+
+
 @pytest.mark.parametrize("group", ["transport", None])
 async def test_what_hangs_leaves_workers_to_other_types(
     database: str, group: str | None, caplog: pytest.LogCaptureFixture
