@@ -227,7 +227,8 @@ class PostgresUnavailable(_Unavailable):
     """Postgres did not answer in time, or cut the connection. What was sent may have been committed.
 
     Of a transactional job also: Postgres refuses the job's end, as where a right is missing; nothing is committed then.
-    A handler that raises it has not failed, and runs again (docs/policies.md).
+    A handler that raises it has not failed, and runs again; but from the third time on where it is not `blameless`
+    (docs/policies.md).
     """
 
     blameless = False

@@ -430,7 +430,8 @@ class Service:
         Raises:
             PostgresUnavailable: There was no connection, or none free in time (`PostgresSettings.pool_size`); or the
                 service does not run. If it comes from the end of the block, the transaction may have committed. A
-                handler that raises it has not failed, and runs again (docs/policies.md).
+                handler that raises it has not failed, and runs again; but from the third time on where it is not
+                `blameless` (docs/policies.md).
             RuntimeError: A call on the transaction was not awaited, or the block has committed or rolled back by
                 itself.
             asyncpg.InFailedSQLTransactionError: A statement had failed, or was given up as by a timeout, and the block
