@@ -277,6 +277,25 @@ async def test_dead_letters_are_brought_back_as_the_guide_says(database, topic, 
     ]
 
 
+async def test_a_large_dead_letter_is_brought_back_as_the_guide_says(topic, sidings_kafka):
+    """And what stands behind it."""
+    roomy = {"max.message.bytes": "4000000"}
+    name, dead = await topic("positions", config=roomy), await topic("dead", config=roomy)
+    values = [b"x" * 1_200_000, b"y"]
+    async with producing(sidings_kafka, max_request_size=4_000_000) as producer:
+        for value in values:
+            await producer.send_and_wait(name, value, key=b"k")
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None: ...
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="dead_letter") == 2)
+    await run("consumer.md", "Dead letters are brought back")["bring_back"](sidings_kafka, dead, lambda told: True)
+    assert [m.value for m in await everything(sidings_kafka, name)] == values * 2
+
+
 async def test_an_error_that_cannot_be_shown_goes_to_the_dead_letters_too(topic, sidings_kafka):
     name, dead = await topic("positions"), await topic("dead")
     await produce(sidings_kafka, name, range(3))
