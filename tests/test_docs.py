@@ -250,6 +250,23 @@ def test_the_metrics_table_lists_what_an_executor_exports() -> None:
     assert documented == exported
 
 
+def test_the_guide_to_security_names_each_advisory_lock() -> None:
+    """Any role that may connect can hold them."""
+    guide, names = (ROOT / "docs/security.md").read_text(), set[str]()
+    folders = ("cli", "executor", "jobs", "kafka", "schema", "service", "spark_analytics")
+    for file in (file for folder in folders for file in (ROOT / folder).rglob("*.*") if file.suffix in (".sql", ".py")):
+        text = file.read_text()
+        for call in re.findall(r"pg_(?:try_)?advisory_(?:xact_)?lock(?:_shared)?\((.*)", text):
+            if found := re.match(r"hashtextextended\('(sidings\.\w+)', ", call):
+                names.add(found[1])
+            else:  # given beside the statement
+                assert call.startswith("hashtextextended($1, 0)")
+                [name] = re.findall(r'f"(sidings\.\w+:)\{schema\}"', text)
+                names.add(name)
+    assert len(names) == 6
+    assert [name for name in sorted(names) if f"`hashtextextended('{name}" not in guide] == []
+
+
 @pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
 def test_alerts_and_dashboard_ask_for_metrics_and_commands_that_exist(file: str) -> None:
     text, tables = (ROOT / "docs" / file).read_text(), "".join(p.read_text() for p in (ROOT / "docs").glob("*.md"))
