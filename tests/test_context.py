@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import re
 import threading
 import weakref
 from collections import Counter
@@ -367,6 +368,22 @@ async def test_the_documentations_example_works(database: str) -> None:
         rows = await connection.fetch("SELECT headers ->> 'correlation_id' AS id FROM sidings.job ORDER BY job.id")
     assert rows[0]["id"] == "c-1"
     assert len(rows[1]["id"]) == 32
+
+
+async def test_headers_that_are_given_in_sql_arrive_as_the_guide_says(database: str) -> None:
+    """jsonb was all that it named, and publish takes json: "function sidings.publish(...) does not exist"."""
+    text = (guide.DOCS / "observability.md").read_text()
+    [line] = re.findall(r"^- \*\*SQL:\*\* (.+\n(?:  .+\n)*)", text, re.MULTILINE)
+    enqueue, publish = re.findall(r"`headers => (\w+)\('correlation_id', …\)`", line)
+    async with connected(database) as connection:
+        await connection.execute(
+            f"""SELECT sidings.enqueue('ride', '{{}}', 't/0', headers => {enqueue}('correlation_id', 'c-1'));
+                SELECT sidings.publish('etas', 'k', '{{}}', headers => {publish}('correlation_id', 'c-1'));
+                SELECT sidings.publish_bytes('etas', 'k', 'v', headers => {publish}('correlation_id', 'c-1'))"""
+        )
+    of = "headers ->> 'correlation_id' AS id"
+    told = await fetch(database, f"SELECT {of} FROM sidings.job UNION ALL SELECT {of} FROM sidings.outbox")
+    assert [row["id"] for row in told] == ["c-1"] * 3
 
 
 def test_the_documentations_log_format_works(capsys: pytest.CaptureFixture[str]) -> None:
