@@ -75,7 +75,8 @@ tests:
 
 
 # A new instance loads for three minutes, and reads a bad record whose row a later one mends. Then it catches up, and
-# reads no further from the eighth minute on. Topic u always has an open transaction of five messages; v is made anew.
+# reads no further from the eighth minute on. Topic u always has an open transaction of five messages. Topic v is made
+# anew, and its handler raises twice; an hour and a half later the instance is started anew.
 LOADING = """
 rule_files: [alerts.yml]
 tests:
@@ -92,6 +93,8 @@ tests:
       - {series: 'sidings_directory_end_offset{service="s",topic="v",instance="a",partition="0"}', values: 900x10 1x50}
       - {series: 'sidings_directory_offset{service="s",topic="v",instance="a",partition="0"}', values: 900x10 1x50}
       - {series: 'sidings_directory_errors{service="s",topic="t",instance="a"}', values: 1x2 0x7 1x60}
+      - series: 'sidings_directory_callback_failures_total{service="s",topic="v",instance="a"}'
+        values: 0x9 2x90 0x20
     alert_rule_test:
       - {eval_time: 1m, alertname: SidingsDirectoryLags, exp_alerts: []}
       - {eval_time: 1m, alertname: SidingsDirectoryRowsAreBad, exp_alerts: []}
@@ -109,6 +112,15 @@ tests:
             exp_annotations:
               summary: "s: 1 rows of t could not be applied, their former values are in force"
               description: "`directory.errors()` and the log have keys and reasons."
+      - {eval_time: 9m, alertname: SidingsDirectoryHandlerRaised, exp_alerts: []}
+      - eval_time: 95m
+        alertname: SidingsDirectoryHandlerRaised
+        exp_alerts:
+          - exp_labels: {service: s, topic: v, instance: a, severity: warning}
+            exp_annotations:
+              summary: "s on a: on_change of the directory v has raised 2 times, and what it keeps lacks these changes"
+              description: "The log has the errors. Mend the cause, and start the instance anew."
+      - {eval_time: 105m, alertname: SidingsDirectoryHandlerRaised, exp_alerts: []}
 """
 
 
@@ -403,6 +415,16 @@ def test_alerts_of_directories_are_quiet_while_an_instance_loads() -> None:
     assert "(sidings_directory_errors and sidings_directory_ready == 1) > 0\n" in alerts
     lags = "min_over_time(sidings_directory_end_offset[10m]) - sidings_directory_offset"
     assert f"{lags} and ignoring (partition) sidings_directory_ready == 1) > 0\n        for: 5m\n" in alerts
+
+
+def test_there_is_a_rule_for_all_that_the_guide_to_directories_says_to_alert_on() -> None:
+    guide, alerts = ((ROOT / "docs" / file).read_text() for file in ("directories.md", "alerts.yml"))
+    listed = guide.partition("\nAlert on:\n")[2].partition("\n#")[0]
+    said = re.findall(r"alert on\s+`(sidings_\w+)", guide)
+    assert said
+    asked = {*said, *re.findall(r"sidings_directory_\w+", listed)}
+    assert len(asked) > 5
+    assert [name for name in asked if name not in listed or name not in alerts] == []
 
 
 @pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, RARELY, PUT_OFF, ENDING, LOADING])
