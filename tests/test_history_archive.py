@@ -120,6 +120,24 @@ async def test_rows_that_come_when_an_archived_day_was_dropped_by_hand_are_archi
         assert await maintained(connection) == []
 
 
+async def test_the_archive_has_all_columns_of_the_history(database: str, tmp_path: Path):
+    """The headers of jobs that ended without success came later than the archive, and were lost with their day."""
+    await stored(database, [an_attempt(1), an_attempt(2)])
+    async with connected(database) as connection:
+        await connection.execute(
+            """UPDATE sidings.job_history SET outcome = 'discarded', payload = '{"n": 7}', headers = '{"tenant": "t-1"}'
+               WHERE job_id = 2"""
+        )
+        columns = await connection.fetch(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = 'sidings.job_history'::regclass AND attnum > 0"
+        )
+    await archived(database, tmp_path)
+    table = pq.read_table(archived_parts(tmp_path)[OLD.date(), 1])
+    assert {row["attname"] for row in columns} == {*table.column_names} - {"day"}
+    told = {row["job_id"]: (row["payload"], row["headers"]) for row in table.to_pylist()}
+    assert told == {1: (None, None), 2: ('{"n": 7}', '{"tenant": "t-1"}')}
+
+
 async def test_a_due_time_that_python_does_not_know_keeps_no_day_out_of_the_archive(database: str, tmp_path: Path):
     """From SQL any may be given; one such job, and the archive came no further, nor did retention."""
     await stored(database, [an_attempt(1), an_attempt(2)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -112,6 +113,23 @@ def test_archive_and_postgres_give_one_picture(
     executed(database, "UPDATE sidings.service SET name = 'other'")
     with pytest.raises(ConfigurationError, match="is the archive of the service 'test', the database is 'other'"):
         read(spark, window, **both)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("older", [5, 6])
+def test_files_without_headers_are_read_beside_files_with_them(
+    spark: SparkSession, database: str, tmp_path: Path, older: int
+):
+    """As those that were written before the archive had this column."""
+    store(database, [*some(1, 5), *some(11, 6)])
+    archive(database, tmp_path)
+    file = part_file(tmp_path, (TODAY - timedelta(days=older)).date(), 1)
+    pq.write_table(pq.read_table(file, partitioning=None).drop_columns("headers"), file)
+    window = Selection(TODAY - timedelta(days=9), TODAY)
+    before = read(spark, window, postgres=database)
+    assert read(spark, window, archive=tmp_path) == before
+    executed(database, "UPDATE sidings.service SET archive_history = true", "SELECT sidings.maintain(4)")
+    assert read(spark, window, postgres=database, archive=tmp_path) == before
 
 
 @pytest.mark.long

@@ -50,7 +50,7 @@ _SHAPE = pa.schema(
         ("finished_at", _TIME), ("executor", pa.string()), ("attempt", pa.int32()), ("outcome", pa.string()),
         ("priority", pa.int16()), ("type", pa.string()), ("origin", pa.string()), ("group", pa.string()),
         ("error_class", pa.string()), ("error_message", pa.string()), ("error_fingerprint", pa.string()),
-        ("correlation_id", pa.string()), ("payload", pa.string()),
+        ("correlation_id", pa.string()), ("payload", pa.string()), ("headers", pa.string()),
     ]
 )  # fmt: skip
 
