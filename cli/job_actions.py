@@ -168,7 +168,7 @@ async def _choose(
     limit: int,
     yes: bool,
 ) -> Sequence[int]:
-    """The jobs that are named, or that fit the filter; more than one are shown, and it is asked."""
+    """The jobs that are named, or that fit the filter; unless it is a single number they are shown, and it is asked."""
     filtered = bool(state or type or origin or group)
     _check_choice(verb, ids, filtered, "--state, --type, --origin or --group")
     check_group(origin, group)

@@ -110,7 +110,7 @@ async def discard(
 async def _choose(
     session: Session, verb: str, ids: Sequence[int] | None, topic: str | None, yes: bool
 ) -> Sequence[int]:
-    """The messages that are meant; what is done to more than one is asked."""
+    """The messages that are meant. It is asked, unless a single one that is named is to be sent."""
     if not ids and topic is None:
         raise ConfigurationError("say which messages: give their numbers, or --topic")
     if ids:

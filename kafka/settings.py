@@ -43,14 +43,14 @@ class KafkaSettings(Settings):
         sasl_mechanism: PLAIN and SCRAM take `sasl_username` and `sasl_password`, OAUTHBEARER
             `sasl_oauth_token_provider`, GSSAPI the kerberos names, and ``pip install 'aiokafka[gssapi]'``.
         sasl_oauth_token_provider: While it raises, or takes longer than `request_seconds`, Kafka is away.
-        isolation_level: ``"read_committed"`` leaves out messages of aborted transactions.
+        isolation_level: ``"read_committed"`` leaves out messages of aborted transactions, as directories always do.
         session_seconds: Without a heartbeat for so long, Kafka gives the partitions to others. It is a part of the time
             that a takeover takes after a kill.
         rebalance_seconds: How long a rebalance waits for a slow member.
         request_seconds: How long any request to Kafka may take; longer than `rebalance_seconds`.
         fetch_seconds: How long Kafka may wait for new messages. A partition that resumes may wait as long.
         fetch_bytes: Most bytes of one fetch. Fewer are fetched after one that was not answered in `request_seconds`.
-        partition_fetch_bytes: Most bytes of one partition in a fetch.
+        partition_fetch_bytes: Most bytes of one partition in a fetch; for directories at least 4 MiB.
         metadata_seconds: How often to look for new partitions and topics.
         max_records: Most messages in one transaction.
         batch_seconds: After so long the transaction is committed, and what is left of the messages goes into the next

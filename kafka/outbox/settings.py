@@ -35,7 +35,7 @@ class OutboxSettings(Settings):
         topic_patience_seconds: A topic that does not exist, or that we may not write to, is tried for so long; then its
             messages are parked. So is one message that a partition refuses for a reason that the client does not know,
             if it takes no other either. None: never.
-        shutdown_seconds: How long the relay may go on sending when it is stopped.
+        shutdown_seconds: How long the relay may take to stop. For the first half of it, it sends what waits.
         figures_seconds: How often the waiting messages are counted, at most.
         correlation_header: The name under which messages carry the correlation id of the handler that publishes them.
         compression: Of batches, on their way and in the log.
