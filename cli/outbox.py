@@ -135,9 +135,12 @@ def _say(done: str, named: Sequence[int] | None, ids: Sequence[int]) -> None:
 
 async def topics(session: Session) -> list[OutboxTopic]:
     """One row for each topic; those that cannot be sent to with the error of the relay that has failed longest."""
+    from ..kafka import outbox
+
     counted = {row["topic"]: row for row in await session.rows("outbox_topics")}
-    async with session.outbox() as outbox:
-        failing = {row.topic: row for row in reversed(await outbox.failing())}
+    # As Outbox.failing() asks, which would open a connection of its own, for each page too.
+    found = await session.rows("failing_topics", package=outbox.__name__)
+    failing = {row["topic"]: outbox.FailingTopic(**dict(row)) for row in reversed(found)}
     return [
         OutboxTopic(topic, row["waiting"], row["oldest"], row["parked"], failing.get(topic))
         if (row := counted.get(topic))

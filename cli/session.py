@@ -75,11 +75,11 @@ class Session:
         finally:
             await outbox.close()
 
-    async def rows(self, query: str, *arguments: object) -> "list[asyncpg.Record]":
-        """The rows of a ``.sql`` file of this package. Raises `PostgresUnavailable`."""
+    async def rows(self, query: str, *arguments: object, package: str | None = __package__) -> "list[asyncpg.Record]":
+        """The rows of a ``.sql`` file of this package, or of another. Raises `PostgresUnavailable`."""
         from ..schema import load_sql
 
-        return await self._fetch(load_sql(__package__, query, self.settings.schema_name), *arguments)
+        return await self._fetch(load_sql(package, query, self.settings.schema_name), *arguments)
 
     async def look_at_clock(self) -> None:
         """Let `now` be now. Raises `PostgresUnavailable`."""

@@ -313,7 +313,11 @@ async def test_pages_can_be_mounted_and_their_links_stay_there(database: str):
             await _page(_browser(mounted), unescape(link))
 
 
-async def test_more_pages_at_once_take_no_more_than_two_connections(database: str, browser: httpx.AsyncClient):
+@pytest.mark.parametrize("path", ["/", "/jobs", "/outbox"])
+async def test_more_pages_at_once_take_no_more_than_two_connections(
+    database: str, browser: httpx.AsyncClient, path: str
+):
+    """Of the outbox a page asked through a connection of its own."""
     await some_jobs(database, 1)
     opened: list[int] = []
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -324,7 +328,7 @@ async def test_more_pages_at_once_take_no_more_than_two_connections(database: st
 
     async with connected(database) as admin:
         counting = asyncio.create_task(count())
-        await asyncio.gather(*(_page(browser, "/jobs") for _ in range(20)))
+        await asyncio.gather(*(_page(browser, path) for _ in range(20)))
         counting.cancel()
     assert 1 <= max(opened) <= 3  # one may be just ending
 
