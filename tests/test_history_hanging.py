@@ -1,24 +1,28 @@
 """Postgres, or the way there, goes away while Spark reads; and what else Spark's connections are told."""
 
 import asyncio
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from sidings.errors import ConfigurationError
 from sidings.schema import load_sql
 from sidings.spark_analytics.history import Selection, reading
 from sidings.spark_analytics.history.dsn import jdbc
 from sidings.spark_analytics.history.reading import _transaction
 
 from .faulty_proxy import Moment, proxied
+from .guide import DOCS
 from .history_support import stored
 from .support import SECONDS
 from .test_history_archive import OLD, an_attempt
 
 pytestmark = pytest.mark.timeout(600)  # Spark starts
 READING = sys.modules[_transaction.__module__]  # the package's `reading` is the function
+DSN = sys.modules[jdbc.__module__]
 WINDOW = Selection(OLD, OLD + timedelta(hours=1))
 
 
@@ -30,6 +34,19 @@ def test_what_the_driver_knows_by_capitals_stands_in_the_url():
     assert source.properties == {
         "user": "u", "password": "hush", "driver": "org.postgresql.Driver", "sslmode": "require"
     }  # fmt: skip
+
+
+def test_the_guide_names_the_dsns_parameters_that_jdbc_takes():
+    """It told of `passfile=` for all, and nowhere that an analysis refuses it."""
+    [text] = re.findall(r"JDBC takes (`.+?`)\. Others", (DOCS / "history.md").read_text(), re.DOTALL)
+    listed = set(re.findall(r"`(\w+)`", text))
+    assert listed == DSN._SAME | DSN._RENAMED.keys() | {"host", "password", "target_session_attrs", "user"}
+    for name in sorted(listed - {"host"}):
+        jdbc(f"postgresql://u@localhost/db?{name}={'primary' if name == 'target_session_attrs' else 'x'}")
+    jdbc("postgresql:///db?user=u&host=localhost")
+    for other in ("passfile=/run/secrets/pgpass", "statement_timeout=0"):
+        with pytest.raises(ConfigurationError, match="has no counterpart in JDBC"):
+            jdbc(f"postgresql://u@localhost/db?{other}")
 
 
 @pytest.mark.long
