@@ -196,6 +196,7 @@ class Transactional:
                 else:
                     result = await completed(await handler(), judged=job_type.judges_results)
                 end_if_forked(forks)
+                await job.transaction.flush()
                 job.transaction.check_awaited()
             finally:
                 limit(None)

@@ -7,7 +7,8 @@ Reading order:
   itself), `registry`, `periodic` (schedules)
 * its payload: `payloads`; what JSON would make of it: `schemas` (of pydantic), `doubts` (of which types other values),
   `kinds` and `lossy` (which ones), `limits` (what is not read)
-* storing it: `enqueue` and its SQL files, `connections` (through what), `transaction`; `withdraw` takes it back
+* storing it: `enqueue` and its SQL files, `connections` (through what), `transaction`; `addition` holds
+  jobs back until its end; `withdraw` takes one back
 * what goes around handlers: `context` (what travels along), `middleware`, `tracing`
 * `admin` is what persons do to jobs
 """

@@ -9,11 +9,27 @@ from typing import NamedTuple
 
 from ..errors import EnqueueError, MissingOrigin
 from .connections import Statement
-from .context import current_key, missing_headers, work_origin
+from .context import missing_headers, work_origin
 from .job import IDEMPOTENCY_KEY
 from .outcome import MAX_DELAY_SECONDS
 
-__all__ = ["UNSET", "ManyHeaders", "Unset", "When", "many_jobs", "one_job", "possible_origin", "short", "when"]
+__all__ = [
+    "AT_ONCE",
+    "UNSET",
+    "Kind",
+    "ManyHeaders",
+    "Unset",
+    "When",
+    "headers_of_each",
+    "headers_text",
+    "homeless",
+    "kind_of",
+    "many_jobs",
+    "one_job",
+    "possible_origin",
+    "short",
+    "when",
+]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
 _ORIGIN = re.compile(r"[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,9})")
@@ -39,6 +55,9 @@ class When(NamedTuple):
     delay_seconds: float | None
 
 
+AT_ONCE = When(None, None)
+
+
 def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
     """Check and normalise the two ways to delay a job. Raises `EnqueueError`."""
     if delay is not None and run_at is not None:
@@ -58,108 +77,119 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
     return When(None, float(seconds) or None)
 
 
-def one_job(
+class Kind(NamedTuple):
+    """What jobs have in common that one statement stores; see `kind_of`."""
+
+    schema: str
+    type_name: str
+    home: str | None
+    origin: str
+    grouped: bool
+    policy: int
+    when: When
+    priority: int
+    has_grown: Callable[[str], bool]
+
+    def arguments(self, groups: str | None, headers: str | None, payloads: str) -> tuple[object, ...]:
+        """Those of the ``.sql`` files: of one job, or of several, whose texts are joined."""
+        first = (self.type_name, self.home or self.origin, groups, self.priority)
+        return (*first, self.when.run_at, self.when.delay_seconds, headers, payloads, self.policy)
+
+    def place(self) -> str:
+        """Who finds out the origin, by the name of the statement: the home's, one that looks where the group has jobs,
+        or, as "", nobody has to."""
+        if self.home is not None:
+            return "home_"
+        return "placed_" if self.grouped and self.origin and self.has_grown(self.origin.rpartition("/")[0]) else ""
+
+
+def kind_of(
     schema: str,
     type_name: str,
     home: str | None,
     origin: str | None,
-    group: str | None,
-    payload: str,
+    grouped: bool,
     policy: int,
     when: When,
     priority: int,
-    headers: Mapping[str, str] | None,
-    unique_key: str | None,
     has_grown: Callable[[str], bool],
-) -> Callable[[], Statement]:
-    """What gives the statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`.
+) -> Kind:
+    """Check what jobs have in common; see `JobType.enqueue`. Raises `EnqueueError`.
 
-    has_grown: whether partitions were added to a topic, so that the group may have jobs in another origin. It is asked
-    when the statement is about to run: until then a session's flush may have waited for the entity's row.
+    home: the type's, which counts where there is no `origin`. grouped: whether the jobs have groups. has_grown: whether
+    partitions were added to a topic, so that the group may have jobs in another origin. It is asked when the statement
+    is about to run: until then a session's flush may have waited for the entity's row.
     """
     at_home = home is not None and origin is None
     chosen = "" if at_home else _origin(type_name, origin)
-    arguments = (
-        type_name,
-        home if at_home else chosen,
-        short("group", group),
-        _priority(priority),
-        when.run_at,
-        when.delay_seconds,
-        _headers(headers),
-        payload,
-        policy,
+    its_home = home if at_home else None
+    return Kind(schema, type_name, its_home, chosen, grouped, policy, when, _priority(priority), has_grown)
+
+
+def homeless(schema: str, type_name: str, home: str | None) -> MissingOrigin:
+    """What is raised where a statement has found no row of the type's home."""
+    return MissingOrigin(
+        f"the job {type_name!r} has its home in {home!r}, whose partitions are not known yet: start a service "
+        "that consumes it, or names it in topics=, once while Kafka is up; else, as with a consumer of your own, "
+        f"give origin='topic/partition', or insert its row into {schema}.topic"
     )
+
+
+def one_job(
+    kind: Kind,
+    group: str | None,
+    payload: str,
+    headers: Mapping[str, str] | None,
+    unique_key: str | None,
+    key: Callable[[], bytes | None],
+) -> Callable[[], Statement]:
+    """What gives the statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`.
+
+    key: gives the key whose partitions the origin is one of; None: the group stands for it.
+    """
+    arguments = kind.arguments(short("group", group), headers_text(headers), payload)
     if unique_key == "":
         raise EnqueueError("unique_key is empty: give what must not be there twice, or None")
     unique, last = ("", ()) if unique_key is None else ("unique_", (short("unique_key", unique_key),))
 
     def statement() -> Statement:
-        where = _where(at_home, chosen, has_grown) if group is not None else ""
-        if where == "placed_":
-            return Statement(f"insert_{unique}placed_job", schema, (*arguments, _key(origin), *last), 1, "")
-        return Statement(f"insert_{unique}{where}job", schema, (*arguments, *last), 1, chosen)
+        place = kind.place()
+        if place == "placed_":
+            return Statement(f"insert_{unique}placed_job", kind.schema, (*arguments, key(), *last), 1, "")
+        return Statement(f"insert_{unique}{place}job", kind.schema, (*arguments, *last), 1, kind.origin)
 
     return statement
 
 
 def many_jobs(
-    schema: str,
-    type_name: str,
-    home: str | None,
-    origin: str | None,
+    kind: Kind,
     groups: Sequence[str] | None,
     payloads: Sequence[bytes],
-    policy: int,
-    when: When,
-    priority: int,
-    headers: ManyHeaders | None,
-    has_grown: Callable[[str], bool],
+    headers: str | Sequence[str | None] | None,
+    key: Callable[[], bytes | None],
 ) -> Callable[[], Statement]:
     """What gives the statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises
     `EnqueueError`.
 
-    groups: one for each payload, none of them empty; or None for all. payloads: the JSON of each.
+    groups: one for each payload, none of them empty; or None for all. payloads: the JSON of each. headers: the text of
+    all, or those of each. key: as in `one_job`.
     """
-    at_home = home is not None and origin is None
-    chosen = "" if at_home or not payloads else _origin(type_name, origin)
-    if isinstance(headers, Sequence):
-        text, suffix = _headers_of_each(headers, len(payloads)), "_with_headers"
+    if isinstance(headers, str) or headers is None:
+        text, suffix = headers, ""
     else:
-        text, suffix = _headers(headers), ""
-    arguments = (
-        type_name,
-        home if at_home else chosen,
-        None if groups is None else _joined(groups),
-        _priority(priority),
-        when.run_at,
-        when.delay_seconds,
-        text,
-        _SEPARATOR.encode().join(payloads).decode(),
-        policy,
-    )
+        text, suffix = _SEPARATOR.join(each or "" for each in headers), "_with_headers"
+    together = _SEPARATOR.encode().join(payloads).decode()
+    arguments = kind.arguments(None if groups is None else _joined(groups), text, together)
     count = len(payloads)
 
     def statement() -> Statement:
-        where = _where(at_home, chosen, has_grown)
-        if where == "placed_":
-            return Statement(f"insert_placed_jobs{suffix}", schema, (*arguments, _key(origin)), count, "")
-        last = () if where else (count,)
-        return Statement(f"insert_{where}jobs{suffix}", schema, (*arguments, *last), count, chosen)
+        place = kind.place()
+        if place == "placed_":
+            return Statement(f"insert_placed_jobs{suffix}", kind.schema, (*arguments, key()), count, "")
+        last = () if place else (count,)
+        return Statement(f"insert_{place}jobs{suffix}", kind.schema, (*arguments, *last), count, kind.origin)
 
     return statement
-
-
-def _where(at_home: bool, origin: str, has_grown: Callable[[str], bool]) -> str:
-    """Who finds out the origin: nobody has to; the home's statement; or one that looks where the group has jobs."""
-    if at_home:
-        return "home_"
-    return "placed_" if origin and has_grown(origin.rpartition("/")[0]) else ""
-
-
-def _key(origin: str | None) -> bytes | None:
-    """The key whose partitions the origin is one of; None: the group stands for it."""
-    return current_key() if origin is None else None
 
 
 def _origin(type_name: str, origin: str | None) -> str:
@@ -220,16 +250,18 @@ def _joined(groups: Sequence[str]) -> str:
     return text
 
 
-def _headers_of_each(headers: Sequence[Mapping[str, str] | None], count: int) -> str:
-    """One text, in which those of a job without any are empty."""
+def headers_of_each(headers: ManyHeaders | None, count: int) -> str | list[str | None] | None:
+    """`headers_text` of all jobs, or of each."""
+    if not isinstance(headers, Sequence):
+        return headers_text(headers)
     if len(headers) != count:
         raise EnqueueError(
             f"headers= has {len(headers)} for {count} payloads: give one for each, in their order, or a dict for all"
         )
-    return _SEPARATOR.join(_headers(each, f"headers[{index}]") or "" for index, each in enumerate(headers))
+    return [headers_text(each, f"headers[{index}]") for index, each in enumerate(headers)]
 
 
-def _headers(headers: Mapping[str, str] | None, field: str = "headers") -> str | None:
+def headers_text(headers: Mapping[str, str] | None, field: str = "headers") -> str | None:
     """These and the current ones that travel on, as JSON whose values Postgres can turn into text: else every cycle
     that touches the job would be refused."""
     if headers is not None and not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -9,11 +9,24 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import BaseModel
 
-from ..errors import ConfigurationError, InvalidPayload, MissingOrigin
-from . import enqueue as _enqueue
+from ..errors import ConfigurationError, EnqueueError, InvalidPayload
+from .addition import AddedJob, AddedJobs
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
-from .context import current_work
-from .enqueue import UNSET, ManyHeaders, Unset
+from .context import current_key, current_work
+from .enqueue import (
+    UNSET,
+    Kind,
+    ManyHeaders,
+    Unset,
+    headers_of_each,
+    headers_text,
+    homeless,
+    kind_of,
+    many_jobs,
+    one_job,
+    short,
+    when,
+)
 from .groups import GroupOf, Groups
 from .job import Job, JobId, P
 from .middleware import is_async
@@ -191,6 +204,8 @@ class JobType(Generic[P]):
                 rolled back.
         """
         made = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        if isinstance(tx, Transaction) and tx.added:
+            await tx.flush()
         statement, rows = await store(tx, made)
         if isinstance(tx, Transaction) and rows:
             alone = delay is None and run_at is None and unique_key is None
@@ -221,11 +236,65 @@ class JobType(Generic[P]):
         Returns:
             The jobs' ids, in the order of `payloads`.
         """
-        statement, rows = await store(tx, self._many(payloads, origin, delay, run_at, priority, headers))
+        made = self._many(payloads, origin, delay, run_at, priority, headers)
+        if isinstance(tx, Transaction) and tx.added:
+            await tx.flush()
+        statement, rows = await store(tx, made)
         if isinstance(tx, Transaction):
             for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
                 note_jobs(tx.enqueued, name, [])
         return self._ids(statement, rows)
+
+    @noted
+    async def add(
+        self,
+        tx: Transaction,
+        payload: P,
+        *,
+        origin: str | None = None,
+        group: str | Unset | None = UNSET,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Store one job with the others that are added to `tx`, before it commits: a statement for all of them instead
+        of one for each::
+
+            await send_eta.add(tx, SendEta(transport_id="t-1"))
+
+        In a consumer these are the jobs of all messages of a batch, so that a handler that takes single messages is
+        nearly as fast as one that takes lists. The job exists if and only if the transaction commits.
+
+        It is checked now, and stored when the transaction ends; when 1,000 jobs (or 4 MiB) have been added; before the
+        next `enqueue`, `enqueue_many` or `withdraw` of any type in `tx`; at the begin and the end of a `savepoint`; or
+        by `tx.flush()`. Until then no statement sees it. Jobs of one group run in the order of these calls. What your
+        own SQL stores (``sidings.enqueue()``, a trigger) comes before what has been added and is not stored yet.
+
+        Args:
+            tx: A consumer's, a job's or a service's. Other connections have nobody who would store the job: use
+                `enqueue` or `enqueue_many`. All else is as in `enqueue`; there is no `unique_key`.
+            delay: Counts from when the job is stored.
+
+        Raises:
+            EnqueueError: As in `enqueue`, and its kin; nothing has been added. What only Postgres can find, as that the
+                partitions of a `home` are not known, is raised where the job is stored; nothing commits then.
+        """
+        if not isinstance(tx, Transaction):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            given = f"{type(tx).__module__}.{type(tx).__qualname__}"
+            raise EnqueueError(
+                f"a job can be added only to a Transaction, which stores it before it commits, and not to {given}: "
+                "call enqueue or enqueue_many"
+            )
+        tx.opened()
+        checked, text = self._payloads.prepared(payload)
+        its_group = self._groups.of(checked) if isinstance(group, Unset) else self._groups.checked(group)
+        kind = self._kind(origin, its_group is not None, delay, run_at, priority)
+        key = current_key() if origin is None else None
+        if (added := tx.added.get(AddedJobs)) is None:
+            added = tx.added[AddedJobs] = AddedJobs()
+        if added.add(kind, AddedJob(short("group", its_group), text, headers_text(headers), key)):
+            await tx.flush()
 
     def enqueue_sync(
         self,
@@ -296,6 +365,8 @@ class JobType(Generic[P]):
             SchemaError: As in `enqueue`.
         """
         made = withdrawal(self._destination.schema, self.name, self.history, job_id, unique_key)
+        if isinstance(tx, Transaction) and tx.added:
+            await tx.flush()
         _, rows = await store(tx, made, WITHDRAWALS)
         return rows[0][0]
 
@@ -319,20 +390,9 @@ class JobType(Generic[P]):
         unique_key: str | None,
     ) -> Callable[[], Statement]:
         checked, text = self._payloads.prepared(payload)
-        return _enqueue.one_job(
-            self._destination.schema,
-            self.name,
-            self.home,
-            origin,
-            self._groups.of(checked) if isinstance(group, Unset) else self._groups.checked(group),
-            text.decode(),
-            self.policy,
-            _enqueue.when(delay, run_at),
-            priority,
-            headers,
-            unique_key,
-            self._destination.has_grown,
-        )
+        its_group = self._groups.of(checked) if isinstance(group, Unset) else self._groups.checked(group)
+        kind = self._kind(origin, its_group is not None, delay, run_at, priority)
+        return one_job(kind, its_group, text.decode(), headers, unique_key, _key_of(origin))
 
     def _many(
         self,
@@ -345,19 +405,23 @@ class JobType(Generic[P]):
     ) -> Callable[[], Statement]:
         values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._groups.value)
         groups = self._groups.all_of(values) if self.grouped else None
-        return _enqueue.many_jobs(
-            self._destination.schema,
-            self.name,
-            self.home,
-            origin,
-            groups,
-            texts,
-            self.policy,
-            _enqueue.when(delay, run_at),
-            priority,
-            headers,
-            self._destination.has_grown,
-        )
+        its_headers = headers_of_each(headers, len(texts))
+        if not texts:  # which need no origin
+            return lambda: Statement("insert_jobs", self._destination.schema, (), 0, "")
+        kind = self._kind(origin, self.grouped, delay, run_at, priority)
+        return many_jobs(kind, groups, texts, its_headers, _key_of(origin))
+
+    def _kind(
+        self,
+        origin: str | None,
+        grouped: bool,
+        delay: timedelta | float | None,
+        run_at: datetime | None,
+        priority: int,
+    ) -> Kind:
+        schema, has_grown = self._destination.schema, self._destination.has_grown
+        due = when(delay, run_at)
+        return kind_of(schema, self.name, self.home, origin, grouped, self.policy, due, priority, has_grown)
 
     def _ids(self, statement: Statement, rows: Rows) -> list[JobId]:
         if not rows:
@@ -365,11 +429,7 @@ class JobType(Generic[P]):
         return rows[0][0] if statement.origin else [row[0] for row in rows]
 
     def _homeless(self) -> NoReturn:
-        raise MissingOrigin(
-            f"the job {self.name!r} has its home in {self.home!r}, whose partitions are not known yet: start a service "
-            "that consumes it, or names it in topics=, once while Kafka is up; else, as with a consumer of your own, "
-            f"give origin='topic/partition', or insert its row into {self._destination.schema}.topic"
-        )
+        raise homeless(self._destination.schema, self.name, self.home)
 
     def dump(self, payload: P) -> str:
         """Serialise `payload` to the JSON that `load` reads.
@@ -419,6 +479,11 @@ class JobType(Generic[P]):
                 f"{what} has home={other.home!r}, but follows a job in that one's origin: give {self.name} the same "
                 "home=, or leave it out there"
             )
+
+
+def _key_of(origin: str | None) -> Callable[[], bytes | None]:
+    """Of which key the origin is a partition's: the message's that is handled, where none is given."""
+    return current_key if origin is None else lambda: None
 
 
 @contextmanager

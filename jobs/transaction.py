@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import asyncpg
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-__all__ = ["Connection", "Transaction", "is_closed", "note_jobs", "noted"]
+__all__ = ["Added", "Connection", "Transaction", "is_closed", "note_jobs", "noted", "should_be_stored"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _GIVE_UP_SECONDS = 0.5  # that asyncpg may take to begin to cancel a statement
+_MOST_ADDED, _MOST_ADDED_BYTES = 1_000, 4 << 20
 _CALLS = 16  # remembered at least: one that is awaited ends before the next
 
 
@@ -64,6 +65,19 @@ def note_jobs(enqueued: dict[str, list[int]], origin: str, ids: Sequence[int]) -
         known += ids
 
 
+def should_be_stored(count: int, size: int) -> bool:
+    """Whether so many, of so many bytes, have been added that they are not to wait for the end of the transaction."""
+    return count >= _MOST_ADDED or size >= _MOST_ADDED_BYTES
+
+
+class Added(Protocol):
+    """Jobs, or messages of one outbox, that have been added to a transaction and are not stored yet."""
+
+    async def store(self, tx: "Transaction") -> None:
+        """Store it all. After an error the transaction must not commit."""
+        ...
+
+
 class Transaction:
     """An open transaction; whoever opened it commits it.
 
@@ -71,6 +85,8 @@ class Transaction:
     its block. It has asyncpg's query methods, and `savepoint`. It does not commit where a call of these methods, or of
     `enqueue` or `publish` with it, was not awaited; nor where one was given up, by its timeout or by a cancellation,
     without a `savepoint` around it.
+
+    What has been added to it (`JobType.add`, `Outbox.add`) is stored before it commits.
 
     `connection` is asyncpg's own object. A codec that is set on it stays for whoever has the connection next: where one
     handler needs it, let a middleware set it for all. Where somebody has taken `connection` and the transaction fails,
@@ -88,6 +104,7 @@ class Transaction:
         "_most_calls",
         "_seconds",
         "_unsure",
+        "added",
         "enqueued",
         "failed",
         "lent",
@@ -98,6 +115,7 @@ class Transaction:
         self._connection: Connection | None = connection
         self._seconds = seconds
         self.enqueued: dict[str, list[int]] = {}  # for `Executor.committed`, once this has committed; see `note_jobs`
+        self.added: dict[object, Any] = {}  # `Added`, by whom it belongs to; see `flush`
         self.published = False  # whether a relay should look for messages then
         self.lent = False  # whether somebody has `connection`
         self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more
@@ -172,6 +190,23 @@ class Transaction:
                 "may be given up, and await all that is started in it"
             )
 
+    async def flush(self) -> None:
+        """Store what has been added. Whoever opened the transaction calls it before the commit: so does a test that
+        looks for what its code has added.
+
+        Raises:
+            MissingOrigin: The partitions of a job type's `home` are not known. After this error, as after any other,
+                nothing commits.
+        """
+        while self.added:
+            added, self.added = self.added, {}
+            try:
+                for each in added.values():
+                    await each.store(self)
+            except BaseException:
+                self._unsure = True
+                raise
+
     @asynccontextmanager
     async def savepoint(self) -> AsyncGenerator[None]:
         """A block that is undone as a whole where it raises; what stands around it stays::
@@ -183,13 +218,16 @@ class Transaction:
         savepoints, through `connection`: with those, a transaction that fails costs its connection, since whoever has
         that object may still use it.
         """
+        await self.flush()
         self._depth += 1
         name, unsure = f"sidings_{self._depth}", self._unsure
         try:  # each of these may be cancelled, and Postgres do it all the same
             await self.execute(f"SAVEPOINT {name}")
             yield
+            await self.flush()
             await self.execute(f"RELEASE SAVEPOINT {name}")
         except BaseException:
+            self.added = {}
             self._unsure = True  # until it is undone, which it is not while something in it is still under way
             with suppress(asyncpg.InvalidSavepointSpecificationError):  # not there: then nothing commits any more
                 await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")

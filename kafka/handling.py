@@ -94,6 +94,7 @@ class Handling:
             repeats = await self._repeats(tx, within)
             blocked = await self._blocked(tx, within)
             count, aside = await self._call_handlers(tx, within, blocked, repeats, begun)
+            await tx.flush()  # before a later message of a job's group
             if aside:
                 await self._parking.store(tx, self._subscription, aside)
             if self._seen is not None and count < len(within):

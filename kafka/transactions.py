@@ -216,6 +216,7 @@ class Transactions:
             try:
                 try:
                     yield tx
+                    await tx.flush()
                 finally:
                     tx.close()
                 tx.check_awaited()

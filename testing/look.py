@@ -30,7 +30,8 @@ async def enqueued(
     first, which the list leaves out; `drain` runs them so. Delayed jobs stand last.
 
     Args:
-        connection: asyncpg's, or a `Transaction`. The transaction that enqueued the jobs sees them before its commit.
+        connection: asyncpg's, or a `Transaction`. The transaction that enqueued the jobs, or to
+            which they were added, sees them before its commit.
         origin: Only those of it.
         group: Only those of it. None: only those without one.
 
@@ -43,6 +44,8 @@ async def enqueued(
     for name, given in (("origin", origin), ("group", wanted)):
         if not isinstance(given, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"enqueued({name}={given!r}): give a text, or None")
+    if isinstance(connection, Transaction):
+        await connection.flush()
     query = load_sql(__package__, "enqueued", job_type.schema)
     rows = await _asyncpg(connection).fetch(query, job_type.name, origin, not isinstance(group, Unset), wanted)
     return [job_type.load(row[0]) for row in rows]

@@ -174,7 +174,8 @@ class Instance:
             await self.publish_some(tx, key)
         if self.random.random() < 0.3 and not self.calm:
             number = await tx.fetchval("SELECT tell($1, $2)", f"jobs of {message.origin}", key)
-            await self.work.enqueue(tx, Work(key=key, number=number))
+            store = self.random.choice([self.work.enqueue, self.work.add])
+            await store(tx, Work(key=key, number=number))
         await self.behave(key)
 
     async def on_work(self, job: Job[Work]) -> None:
@@ -191,7 +192,11 @@ class Instance:
                     told = await tx.fetch(TELL_MANY, topic, key, rng.randint(1, 4))
                     padding = b" " * rng.choice([0] * 20 + [5_000, 40_000])
                     values = [(key, b'{"number": %d}' % number + padding) for (number,) in told]
-                    await self.service.outbox.publish_many(tx, topic, values)
+                    if rng.random() < 0.5:
+                        await self.service.outbox.publish_many(tx, topic, values)
+                    else:
+                        for its_key, value in values:
+                            await self.service.outbox.add(tx, topic, key=its_key, value=value)
                     if rng.random() < 0.1:
                         raise RolledBack
 

@@ -119,7 +119,7 @@ async def test_duplicates_and_going_on_from_another_place(transports, topic, sid
     assert (await fetch(transports, "SELECT moves FROM transport"))[0]["moves"] == 4
 
 
-@pytest.mark.parametrize("heading", ["Back-pressure", "A job for each message"])
+@pytest.mark.parametrize("heading", ["Back-pressure", "A job for each message", "Lists"])
 async def test_a_consumer_that_enqueues(transports, topic, sidings_kafka, heading):
     name = await topic()
     service = a_service(transports, sidings_kafka)

@@ -45,6 +45,7 @@ RUN_BY = {
     "docs/consumer.md": {
         "": HERE,
         "A job for each message": "test_consumer_guide.py",
+        "Lists": "test_consumer_guide.py",
         "With SQLAlchemy": "test_consumer_guide.py",
         "Several types in one topic": "test_consumer_guide.py",
         "Duplicates": "test_consumer_guide.py",
@@ -66,6 +67,7 @@ RUN_BY = {
     "docs/enqueueing.md": {
         "": "test_ways_in.py",
         "In a service": "test_ways_in.py",
+        "Many jobs in one transaction": "test_added_jobs.py",
         "Taking a delayed job back": "test_withdraw.py",
         "asyncpg": "test_ways_in.py",
         "psycopg 3": "test_ways_in.py",

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from secrets import token_hex
+from typing import Literal
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -19,6 +20,8 @@ from ..suite import Bench, Compare, Size, Variant, scenario
 __all__: list[str] = []
 
 PARTITIONS = 16
+
+Call = Literal["enqueue", "enqueue_many", "add"] | None
 
 _filled: dict[tuple[str, int], str] = {}  # topics, by broker and number of messages: the variants read the same
 
@@ -38,7 +41,7 @@ async def _topic(bench: Bench, messages: int) -> tuple[str, str]:
     return bench.kafka, name
 
 
-def _service(dsn: str, bootstrap: str, topic: str, *, each: bool, batch: int | None) -> Service:
+def _service(dsn: str, bootstrap: str, topic: str, *, call: Call, batch: int | None) -> Service:
     service = Service(ours.SERVICE, postgres=PostgresSettings(dsn=dsn), kafka=bootstrap, prometheus=CollectorRegistry())
 
     @service.job(group=lambda payload: f"g{payload.number % 1000}")
@@ -54,20 +57,22 @@ def _service(dsn: str, bootstrap: str, topic: str, *, each: bool, batch: int | N
 
         @service.consumer(topic)
         async def _one(message: Message[Payload], tx: Transaction) -> None:
-            if each:
+            if call == "enqueue":
                 await work.enqueue(tx, message.value)
+            elif call == "add":
+                await work.add(tx, message.value)
 
     return service
 
 
-async def _consume(bench: Bench, messages: int, *, each: bool, batch: int | None = None) -> Figures:
+async def _consume(bench: Bench, messages: int, call: Call, *, batch: int | None = None) -> Figures:
     bootstrap, topic = await _topic(bench, messages)
     dsn = await ours.fresh(bench)
     connection = await asyncpg.connect(dsn)
-    service = _service(dsn, bootstrap, topic, each=each, batch=batch)
+    service = _service(dsn, bootstrap, topic, call=call, batch=batch)
     await bench.meter.start()
     async with service:
-        if each:
+        if call is not None:
             count: Callable[[OutcomeName], int] = service.executor.metrics.count
             await ours.until(lambda: count(OutcomeName.SUCCEEDED) >= messages)
         else:
@@ -101,9 +106,11 @@ async def _floor(bench: Bench, messages: int) -> Figures:
     compare=[
         Compare("sidings, no job", target=20_000),
         Compare("sidings, a job each in batches", target=20_000),
+        Compare("sidings, a job each, added", target=20_000),
         Compare("sidings, no job", "floor: aiokafka alone"),
         Compare("sidings, a job each", "sidings, no job"),
         Compare("sidings, a job each in batches", "sidings, no job"),
+        Compare("sidings, a job each, added", "sidings, a job each in batches"),
     ],
     note="The whole path, from the service's start: joining the group (a fixed cost: the rate of a longer topic is "
     "higher), poll, transaction, offset; with jobs: until the last of them has run and its outcome is committed. "
@@ -116,11 +123,12 @@ def consumer(size: Size) -> Sequence[Variant]:
     few = size.jobs(50_000)
     return [
         Variant("floor: aiokafka alone", lambda b: _floor(b, messages), {"messages": messages}),
-        Variant("sidings, no job", lambda b: _consume(b, messages, each=False), {"messages": messages}),
+        Variant("sidings, no job", lambda b: _consume(b, messages, None), {"messages": messages}),
         Variant(
             "sidings, a job each in batches",
-            lambda b: _consume(b, messages, each=True, batch=500),
+            lambda b: _consume(b, messages, "enqueue_many", batch=500),
             {"messages": messages, "batch": 500},
         ),
-        Variant("sidings, a job each", lambda b: _consume(b, few, each=True), {"messages": few}),
+        Variant("sidings, a job each, added", lambda b: _consume(b, messages, "add"), {"messages": messages}),
+        Variant("sidings, a job each", lambda b: _consume(b, few, "enqueue"), {"messages": few}),
     ]

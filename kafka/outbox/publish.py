@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from ...jobs.connections import AnyConnection, AnySyncConnection, Statement, Sto
 from ...jobs.transaction import noted
 from ...schema import load_sql
 from ..checks import check_actor, check_loop
+from .addition import AddedMessages
 from .decisions import Decisions
 from .errors import InvalidMessage
 from .inquiry import Inquiry
@@ -162,6 +164,62 @@ class Outbox:
             await self._sender().send_many([message])
             return Receipt()
         return await self._store(tx, self._one(message))
+
+    @noted
+    async def add(
+        self,
+        tx: Transaction,
+        topic: str,
+        *,
+        key: str | bytes | None = None,
+        value: Value = None,
+        headers: Headers | None = None,
+        partition_key: str | bytes | None = None,
+        timestamp: datetime | None = None,
+    ) -> None:
+        """Store one message with the others that are added to `tx`, before it commits: a statement for all of a topic
+        instead of one for each::
+
+            await service.outbox.add(tx, "etas", key="t-1", value=Eta(transport="t-1", eta=eta))
+
+        In a consumer these are the messages that all handlers of a batch publish. There is no receipt. It is checked
+        now, and stored when the transaction ends; when 1,000 messages (or 4 MiB) have been added; before the next
+        `publish` or `publish_many` in `tx`; at the begin and the end of a `savepoint`; or by `tx.flush()`. The messages
+        of a topic keep the order of these calls. What your own SQL publishes (``sidings.publish()``, a trigger) comes
+        before what has been added and is not stored yet.
+
+        Args:
+            tx: A consumer's, a job's or a service's. Other connections have nobody who would store the message: use
+                `publish` or `publish_many`. All else is as in `publish`. Where the topic's route is direct, the message
+                is sent at once.
+
+        Raises:
+            InvalidMessage: As in `publish`; or `tx` is no `Transaction`. Nothing has been added. Other errors are those
+                of `publish`.
+        """
+        message = outgoing(
+            topic,
+            key=key,
+            value=value,
+            headers=headers,
+            partition_key=partition_key,
+            timestamp=timestamp,
+            settings=self.settings,
+        )
+        if self._is_direct(topic):
+            await self._sender().send_many([message])
+            return
+        if not isinstance(tx, Transaction):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            given = f"{type(tx).__module__}.{type(tx).__qualname__}"
+            raise InvalidMessage(
+                f"a message can be added only to a Transaction, which stores it before it commits, and not to {given}: "
+                "call publish or publish_many"
+            )
+        tx.opened()
+        if (added := tx.added.get(self)) is None:
+            added = tx.added[self] = AddedMessages(self._store_added)
+        if added.add(message):
+            await tx.flush()
 
     @noted
     async def publish_many(
@@ -395,9 +453,17 @@ class Outbox:
             name, theirs = "insert_messages_with_headers", headers
         return Statement(name, self._schema, (topic, keys, values, theirs), len(made), "", _MESSAGES)
 
+    async def _store_added(self, tx: Transaction, topic: str, messages: Sequence[Outgoing]) -> None:
+        for are_plain, together in groupby(messages, lambda m: m.partition_key is None and m.timestamp is None):
+            made = [*together]
+            for statement in [self._many(topic, made)] if are_plain else map(self._one, made):
+                await self._store(tx, statement)
+
     async def _store(self, tx: Transaction | AnyConnection | None, statement: Statement) -> Receipt:
         if tx is None:
             raise NotInTransaction("tx=None: give the transaction or connection that the message commits with")
+        if isinstance(tx, Transaction) and self in tx.added:
+            await tx.flush()
         try:
             _, rows = await store(tx, lambda: statement, _MESSAGES)
         except NotInTransaction:
