@@ -29,6 +29,7 @@ from typing import Any, TypeVar, cast
 
 import aiokafka.client
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import CloseReason
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
@@ -159,6 +160,8 @@ class _Client(AIOKafkaClient):
         self.unanswered = Outage(log, "no broker could be asked who leads what")
         self.updated_at = 0.0  # when it was last told who leads what
         self.updated_of: frozenset[str] | None = None  # of which topics
+        self.new = set[str]()  # topics that it is to learn of
+        self.learning = asyncio.Lock()
         self.heard_at: float | None = None  # when the group's coordinator has last answered a member
 
     @property
@@ -401,14 +404,11 @@ class _Client(AIOKafkaClient):
             await self._let_through(next(iter(nodes), None))
             return await super()._metadata_update(cluster_metadata, topics)
 
-        async def ask(these: list[str] | None, *, make: bool) -> Any:
-            return await _first([partial(self._ask, node, MetadataRequest(these, make)) for node in nodes])
-
         try:
-            metadata = await ask(None if topics is None else list(topics), make=False)
+            metadata = await self._ask_any(nodes, None if topics is None else list(topics), make=False)
             missing = {topic for code, topic, *_ in metadata.topics if code == UnknownTopicOrPartitionError.errno}
             if new := missing.intersection(self.wanted()):  # alone, or all that are missing were made
-                made = await ask(list(new), make=True)
+                made = await self._ask_any(nodes, list(new), make=True)
                 # Who may not make them is refused as one who may not see them; that they are missing counts then.
                 told = {one[1]: one for one in made.topics if one[0] != TopicAuthorizationFailedError.errno}
                 metadata.topics = [told.get(one[1], one) for one in metadata.topics]
@@ -424,6 +424,33 @@ class _Client(AIOKafkaClient):
         cluster_metadata.update_metadata(metadata)
         return True
 
+    async def learn(self, topic: str) -> None:
+        """Ask for a topic that is not known, and for others that are to be learnt of by then; aiokafka would ask for
+        all that are in use, which may be thousands. What is not told of now is left to that: it asks next where a topic
+        is still missing, lets brokers make it, and tells of errors."""
+        self.new.add(topic)
+        async with self.learning:
+            if topic not in self.new or not (nodes := self._nodes()):
+                return
+            these, self.new = self.new, set[str]()
+            try:
+                told = await self._ask_any(nodes, list(these), make=False)
+            except Exception:  # noqa: BLE001 - whatever it is, aiokafka's question meets it, too
+                return
+            except asyncio.CancelledError:
+                # Not always for us: who makes a connection for a producer that is ended meanwhile is cancelled.
+                current = asyncio.current_task()
+                if current is None or current.cancelling():
+                    raise
+                return
+            told.topics = [one for one in told.topics if one[0] == NoError.errno]
+            learnt = ClusterMetadata()
+            learnt.update_metadata(told)
+            # aiokafka 0.14 has no way to add topics to what is known. What it knows already may be newer than this.
+            known: dict[str, Any] = cast(Any, self.cluster)._partitions
+            for name, partitions in cast(dict[str, Any], cast(Any, learnt)._partitions).items():
+                known.setdefault(name, partitions)
+
     def _remember(self, seen: dict[str, Any], told: list[Any]) -> None:
         """A topic that may not be seen any more looks to aiokafka as if it had been deleted, whose partitions go back.
         What was told of it before is added, so that it counts as one without that right, and has its partitions."""
@@ -433,6 +460,9 @@ class _Client(AIOKafkaClient):
             elif code == UnknownTopicOrPartitionError.errno:
                 seen.pop(topic, None)
         seen.update((one[1], one) for one in told if one[0] == NoError.errno)
+
+    async def _ask_any(self, nodes: Collection[Any], topics: list[str] | None, *, make: bool) -> Any:
+        return await _first([partial(self._ask, node, MetadataRequest(topics, make)) for node in nodes])
 
     async def _ask(self, node_id: Any, request: Any) -> Any:
         await self._let_through(node_id)

@@ -133,7 +133,7 @@ async def test_a_relay_whose_shared_producer_learns_no_more_who_leads_what(datab
     async with relaying(database, sidings_kafka) as relay:
         await eventually(lambda: len(relay.held) == 16)
         shared = relay._senders._main
-        shared._producer.client._metadata_update = None
+        shared._producer.client._ask = None
         shared._producer.client.force_metadata_update()
         await eventually(lambda: shared._producer.client._sync_task.done())
         await publish(database, name, [("k", b"1")])

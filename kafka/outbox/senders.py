@@ -128,6 +128,8 @@ class Sender:
         self._asked_at[topic] = now()
         try:
             async with asyncio.timeout(timeout):
+                if client.cluster.partitions_for_topic(topic) is None:
+                    await client.learn(topic)
                 return sorted(await self._producer.partitions_for(topic))
         except TimeoutError:
             if client.cluster._last_successful_refresh_ms == told:
