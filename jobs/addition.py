@@ -52,10 +52,15 @@ class AddedJobs:
         for kinds in self._rounds:
             for kind, jobs in kinds.items():
                 if kind.place() == "placed_":
-                    for key, together in groupby(jobs, lambda job: job.key):
+                    for key, together in groupby(jobs, _key_beside_group):
                         await _store(tx, kind, [*together], key)
                 else:
                     await _store(tx, kind, jobs, None)
+
+
+def _key_beside_group(job: AddedJob) -> bytes | None:
+    """None stands for the group: so the jobs of many keys share a statement, where these are their groups."""
+    return None if job.group is not None and job.key == job.group.encode() else job.key
 
 
 async def _store(tx: Transaction, kind: Kind, jobs: Sequence[AddedJob], key: bytes | None) -> None:

@@ -69,7 +69,8 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
     if run_at is not None and not _MIN < run_at < _MAX:
         raise EnqueueError(f"run_at={run_at!r} is no time that a job can become due at: give one that comes")
     if delay is None:
-        return When(run_at, None)
+        # In UTC: two times of the hour that is repeated in autumn are equal in their own time zone.
+        return When(None if run_at is None else run_at.astimezone(UTC), None)
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     real = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
     if not real or not 0 <= seconds <= MAX_DELAY_SECONDS:

@@ -269,7 +269,8 @@ class JobType(Generic[P]):
         It is checked now, and stored when the transaction ends; when 1,000 jobs (or 4 MiB) have been added; before the
         next `enqueue`, `enqueue_many` or `withdraw` of any type in `tx`; at the begin and the end of a `savepoint`; or
         by `tx.flush()`. Until then no statement sees it. Jobs of one group run in the order of these calls. What your
-        own SQL stores (``sidings.enqueue()``, a trigger) comes before what has been added and is not stored yet.
+        own SQL stores (``sidings.enqueue()``, a trigger) comes before what has been added and is not stored yet. Where
+        somebody has taken ``tx.connection``, it is stored by this call.
 
         Args:
             tx: A consumer's, a job's or a service's. Other connections have nobody who would store the job: use
@@ -293,7 +294,7 @@ class JobType(Generic[P]):
         key = current_key() if origin is None else None
         if (added := tx.added.get(AddedJobs)) is None:
             added = tx.added[AddedJobs] = AddedJobs()
-        if added.add(kind, AddedJob(short("group", its_group), text, headers_text(headers), key)):
+        if added.add(kind, AddedJob(short("group", its_group), text, headers_text(headers), key)) or tx.lent:
             await tx.flush()
 
     def enqueue_sync(
@@ -406,9 +407,8 @@ class JobType(Generic[P]):
         values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._groups.value)
         groups = self._groups.all_of(values) if self.grouped else None
         its_headers = headers_of_each(headers, len(texts))
-        if not texts:  # which need no origin
-            return lambda: Statement("insert_jobs", self._destination.schema, (), 0, "")
-        kind = self._kind(origin, self.grouped, delay, run_at, priority)
+        its_origin = origin if texts else "none/0"  # no jobs need none, and nothing is sent
+        kind = self._kind(its_origin, self.grouped, delay, run_at, priority)
         return many_jobs(kind, groups, texts, its_headers, _key_of(origin))
 
     def _kind(

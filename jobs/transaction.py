@@ -24,6 +24,7 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _GIVE_UP_SECONDS = 0.5  # that asyncpg may take to begin to cancel a statement
 _MOST_ADDED, _MOST_ADDED_BYTES = 1_000, 4 << 20
+_SAVEPOINT = "SAVEPOINT sidings_"
 _CALLS = 16  # remembered at least: one that is awaited ends before the next
 
 
@@ -101,6 +102,7 @@ class Transaction:
         "_calls",
         "_connection",
         "_depth",
+        "_flushing",
         "_most_calls",
         "_seconds",
         "_unsure",
@@ -109,6 +111,7 @@ class Transaction:
         "failed",
         "lent",
         "published",
+        "unstored",
     )
 
     def __init__(self, connection: Connection, seconds: float | None = None) -> None:
@@ -116,6 +119,8 @@ class Transaction:
         self._seconds = seconds
         self.enqueued: dict[str, list[int]] = {}  # for `Executor.committed`, once this has committed; see `note_jobs`
         self.added: dict[object, Any] = {}  # `Added`, by whom it belongs to; see `flush`
+        self.unstored = False  # whether storing what was added has failed
+        self._flushing = False
         self.published = False  # whether a relay should look for messages then
         self.lent = False  # whether somebody has `connection`
         self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more
@@ -128,11 +133,20 @@ class Transaction:
     def connection(self) -> Connection:
         """asyncpg's own object.
 
-        Its savepoints, and calls of it that were given up or not awaited, go unnoticed.
+        Its savepoints, and calls of it that were given up or not awaited, go unnoticed. What is added to the
+        transaction from now on is stored at once: one of its savepoints may stand around that.
 
         Raises:
             NotInTransaction: The transaction has ended.
+            RuntimeError: Something that has been added is not stored yet, as by the handler of another message: it
+                might be stored, and undone, within a savepoint that is none of its own. Call ``await tx.flush()``
+                first.
         """
+        if self.added:
+            raise RuntimeError(
+                "what has been added to this transaction is not stored yet, and would be undone with a savepoint of "
+                "its connection: call `await tx.flush()` before you take `tx.connection`"
+            )
         self.lent = True
         return self.opened()
 
@@ -190,6 +204,7 @@ class Transaction:
                 "may be given up, and await all that is started in it"
             )
 
+    @noted
     async def flush(self) -> None:
         """Store what has been added. Whoever opened the transaction calls it before the commit: so does a test that
         looks for what its code has added.
@@ -198,14 +213,19 @@ class Transaction:
             MissingOrigin: The partitions of a job type's `home` are not known. After this error, as after any other,
                 nothing commits.
         """
-        while self.added:
-            added, self.added = self.added, {}
-            try:
+        if self._flushing:  # who does so takes along what has come meanwhile
+            return
+        self._flushing = True
+        try:
+            while self.added:
+                added, self.added = self.added, {}
                 for each in added.values():
                     await each.store(self)
-            except BaseException:
-                self._unsure = True
-                raise
+        except BaseException:
+            self._unsure = self.unstored = True
+            raise
+        finally:
+            self._flushing = False
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncGenerator[None]:
@@ -220,9 +240,9 @@ class Transaction:
         """
         await self.flush()
         self._depth += 1
-        name, unsure = f"sidings_{self._depth}", self._unsure
+        name, unsure, unstored = f"sidings_{self._depth}", self._unsure, self.unstored
         try:  # each of these may be cancelled, and Postgres do it all the same
-            await self.execute(f"SAVEPOINT {name}")
+            await self.execute(f"{_SAVEPOINT}{self._depth}")
             yield
             await self.flush()
             await self.execute(f"RELEASE SAVEPOINT {name}")
@@ -231,7 +251,7 @@ class Transaction:
             self._unsure = True  # until it is undone, which it is not while something in it is still under way
             with suppress(asyncpg.InvalidSavepointSpecificationError):  # not there: then nothing commits any more
                 await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
-                self._unsure = unsure
+                self._unsure, self.unstored = unsure, unstored
             raise
         finally:
             self._depth -= 1
@@ -243,6 +263,9 @@ class Transaction:
     @noted
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag. `timeout` is in seconds."""
+        if query[:9].upper() == "SAVEPOINT" and not query.startswith(_SAVEPOINT):  # none of ours: see `connection`
+            await self.flush()
+            self.lent = True
         return await self._noting(self.opened().execute(query, *args, timeout=timeout), timeout)
 
     @noted

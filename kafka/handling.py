@@ -223,7 +223,12 @@ class Handling:
                         direct.append(item.message)
                 if direct:
                     index = first if len(chunk) == 1 else None
-                    await self._call(tx, chunk[0].partition, direct, index, patience)
+                    try:
+                        await self._call(tx, chunk[0].partition, direct, index, patience)
+                    except BatchFailed as failed:
+                        if tx.unstored:  # which may be what an earlier message has added
+                            raise BatchFailed(failed.error, None) from failed.error
+                        raise
         return len(items), aside
 
     async def _call(

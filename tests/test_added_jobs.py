@@ -5,10 +5,11 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import asyncpg
 import pytest
@@ -30,7 +31,7 @@ from sidings.kafka import Transactions, partition_for
 from sidings.testing import enqueued
 from tenacity import stop_after_attempt
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, offset_reaches, produce
+from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce
 from .guide import run
 from .support import ORIGIN, Ride, connected, drained, eventually, fetch, running, value
 
@@ -158,6 +159,28 @@ async def test_the_executor_is_told_of_them(database: str) -> None:
     assert told == [{ORIGIN: [first]}, {ORIGIN: [], "other/1": []}]
 
 
+async def test_as_many_as_there_are_may_be_added_at_once(database: str) -> None:
+    """Who adds the thousandth stores them all, and another two thousand have come before that is done."""
+    async with a_pool(database) as pool, pool.open() as tx:
+        payloads = [Ride(transport=f"t-{number % 2}", number=number) for number in range(3_000)]
+        await asyncio.gather(*(ride.add(tx, payload, origin=ORIGIN) for payload in payloads))
+    found = await stored(database)
+    assert [number for number in found if number % 2] == [*range(1, 3_000, 2)]
+    assert [number for number in found if not number % 2] == [*range(0, 3_000, 2)]
+
+
+async def test_a_flush_whose_await_was_forgotten_does_not_commit(database: str) -> None:
+    async def work(pool: Transactions) -> None:
+        async with pool.open() as tx:
+            await ride.add(tx, Ride(transport="t"), origin=ORIGIN)
+            tx.flush()  # type: ignore[unused-coroutine]
+
+    async with a_pool(database) as pool:
+        with pytest.raises(RuntimeError, match=r"tx\.flush\(\) was called and not awaited"):
+            await work(pool)
+    assert await stored(database) == []
+
+
 async def test_one_whose_await_was_forgotten_does_not_commit_the_others(database: str) -> None:
     async def work(pool: Transactions) -> None:
         async with pool.open() as tx:
@@ -245,6 +268,39 @@ async def check_order(database: str, pool: Transactions, seed: int) -> None:
     assert found == expected, seed
 
 
+async def test_those_of_others_are_stored_before_a_handler_may_take_the_connection(database: str) -> None:
+    """A savepoint of asyncpg's, in which something else stored them, took them along when it was undone."""
+
+    async def work(pool: Transactions, *, flush: bool) -> None:
+        async with pool.open() as tx:
+            await ride.add(tx, Ride(transport="t", number=1), origin=ORIGIN)
+            if flush:
+                await tx.flush()
+            with suppress(ZeroDivisionError):
+                async with tx.connection.transaction():
+                    await ride.add(tx, Ride(transport="t", number=2), origin=ORIGIN)
+                    await newest.enqueue(tx, Ride(transport="t", number=3), origin=ORIGIN)
+                    raise ZeroDivisionError
+            await ride.add(tx, Ride(transport="t", number=4), origin=ORIGIN)
+
+    async with a_pool(database) as pool:
+        with pytest.raises(RuntimeError, match=r"call `await tx\.flush\(\)` before you take `tx\.connection`"):
+            await work(pool, flush=False)
+        assert await stored(database) == []
+        await work(pool, flush=True)
+        assert await stored(database) == [1, 4]
+
+
+async def test_a_savepoint_in_sql_undoes_what_was_added_in_it_and_nothing_else(database: str) -> None:
+    async with a_pool(database) as pool, pool.open() as tx:
+        await ride.add(tx, Ride(transport="t", number=1), origin=ORIGIN)
+        await tx.execute("savepoint mine")
+        await ride.add(tx, Ride(transport="t", number=2), origin=ORIGIN)
+        await tx.execute("ROLLBACK TO mine")
+        await ride.add(tx, Ride(transport="t", number=3), origin=ORIGIN)
+    assert await stored(database) == [1, 3]
+
+
 # -- what they are ----------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +372,33 @@ async def test_those_of_a_topic_that_has_grown_go_where_their_groups_have_jobs(d
     assert await store("add") == (before := await store("enqueue"))
     for key in keys:
         assert len({origin for group, _, origin in before if group == f"of {key.decode()}"}) == 1
+
+
+async def test_those_of_a_topic_that_has_grown_share_a_statement_where_their_groups_are_the_keys(
+    database: str,
+) -> None:
+    await fetch(database, "INSERT INTO sidings.topic (topic, partitions, former) VALUES ('positions', 6, '{4}')")
+    own = Registry()
+    own.has_grown = lambda _: True
+    grown: Any = own.job(name="ride", group="transport", payload=Ride)(lambda job: None)
+    async with a_pool(database) as pool, pool.open() as tx, watched(tx) as seen:
+        for number in range(20):
+            key = f"key-{number}"
+            token = current_work.set(Message(None, topic="positions", partition=3, key=key.encode()))
+            await grown.add(tx, Ride(transport=key))
+            current_work.reset(token)
+        await tx.flush()
+        await asyncio.sleep(0)
+    assert len(seen) == 1
+
+
+async def test_times_that_read_alike_in_autumn_are_an_hour_apart(database: str) -> None:
+    first = datetime(2050, 10, 30, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    async with a_pool(database) as pool, pool.open() as tx:
+        for run_at in (first, first.replace(fold=1)):
+            await alone.add(tx, Ride(), origin=ORIGIN, run_at=run_at)
+    due = [row["run_at"] for row in await fetch(database, "SELECT run_at FROM sidings.job ORDER BY run_at")]
+    assert due[1] - due[0] == timedelta(hours=1)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -470,3 +553,29 @@ async def test_a_message_that_is_parked_after_them_in_a_batch_comes_behind_them_
     assert sorted(offsets) == [0, 1, 2, 3, 4]
     assert offsets.index(1) < offsets.index(2)
     assert offsets.index(3) < offsets.index(4)
+
+
+async def test_a_message_whose_job_cannot_be_stored_is_found_where_another_ones_handler_meets_the_error(
+    effects: str, topic: Any, sidings_kafka: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await topic()
+    service, calls = a_service(effects, sidings_kafka), list[int]()
+
+    @service.job(group="transport", home="nowhere")
+    async def homeless(job: Job[Ride]) -> None: ...
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        calls.append(message.value.n)
+        if message.value.n == 2:
+            await homeless.add(tx, Ride(transport="t"))
+        async with tx.savepoint() if message.value.n == 4 else nullcontext():
+            await tx.execute("INSERT INTO effect (number) VALUES ($1)", message.value.n)
+
+    await produce(sidings_kafka, name, range(5), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+    assert sorted(await numbers(effects)) == [0, 1, 3, 4]
+    assert "offset 2: parked after 2 attempts: MissingOrigin" in caplog.text
+    assert "offset 4" not in caplog.text
+    assert max(map(calls.count, (0, 1))) <= 2

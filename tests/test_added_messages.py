@@ -134,6 +134,17 @@ async def test_those_that_are_many_are_stored_at_once(database: str) -> None:
         assert await tx.fetchval("SELECT count(*) FROM sidings.outbox") == 1_001 + 5
 
 
+async def test_what_is_added_while_others_are_stored_comes_behind_them(database: str) -> None:
+    async with a_pool(database) as (pool, outbox), pool.open() as tx:
+        for topic in "ab":
+            await outbox.add(tx, topic, key="k", value=b"1")
+        flushing = asyncio.create_task(tx.flush())
+        await asyncio.sleep(0)
+        await outbox.add(tx, "b", key="k", value=b"2")
+        await flushing
+    assert [row["value"] for row in await fetch(database, ROWS) if row["topic"] == "b"] == [b"1", b"2"]
+
+
 async def test_what_cannot_be_a_message_is_refused_at_once_and_leaves_the_others(database: str) -> None:
     async with a_pool(database) as (pool, outbox):
         async with pool.open() as tx:

@@ -163,6 +163,7 @@ class Outbox:
         if self._is_direct(topic):
             await self._sender().send_many([message])
             return Receipt()
+        await self._flush(tx)
         return await self._store(tx, self._one(message))
 
     @noted
@@ -218,7 +219,7 @@ class Outbox:
         tx.opened()
         if (added := tx.added.get(self)) is None:
             added = tx.added[self] = AddedMessages(self._store_added)
-        if added.add(message):
+        if added.add(message) or tx.lent:
             await tx.flush()
 
     @noted
@@ -246,6 +247,7 @@ class Outbox:
         if self._is_direct(topic):
             await self._sender().send_many(made)
             return Receipt()
+        await self._flush(tx)
         return await self._store(tx, self._many(topic, made))
 
     def publish_sync(
@@ -453,6 +455,11 @@ class Outbox:
             name, theirs = "insert_messages_with_headers", headers
         return Statement(name, self._schema, (topic, keys, values, theirs), len(made), "", _MESSAGES)
 
+    async def _flush(self, tx: Transaction | AnyConnection | None) -> None:
+        """What has been added comes first."""
+        if isinstance(tx, Transaction) and self in tx.added:
+            await tx.flush()
+
     async def _store_added(self, tx: Transaction, topic: str, messages: Sequence[Outgoing]) -> None:
         for are_plain, together in groupby(messages, lambda m: m.partition_key is None and m.timestamp is None):
             made = [*together]
@@ -462,8 +469,6 @@ class Outbox:
     async def _store(self, tx: Transaction | AnyConnection | None, statement: Statement) -> Receipt:
         if tx is None:
             raise NotInTransaction("tx=None: give the transaction or connection that the message commits with")
-        if isinstance(tx, Transaction) and self in tx.added:
-            await tx.flush()
         try:
             _, rows = await store(tx, lambda: statement, _MESSAGES)
         except NotInTransaction:
