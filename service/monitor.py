@@ -30,6 +30,7 @@ Problems = Callable[[], list[str]]
 # At once. The oldest makes room for a newer one: it is one that does not end its request. Each keeps a thread and a
 # file, and the process needs some to connect anew.
 _MOST_CONNECTIONS = 32
+_PAUSE_SECONDS = 0.1  # after a connection that could not be accepted
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")  # prometheus_client still takes the old one
 
 log = logging.getLogger("sidings")
@@ -132,6 +133,13 @@ class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:  # HTTPServer's asks DNS for the host's name, and the event loop would wait
         TCPServer.server_bind(self)
         self.server_port = self.server_address[1]
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # as where no file is left: who asks keeps waiting, and would be accepted again at once
+            time.sleep(_PAUSE_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._turn:

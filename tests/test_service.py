@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -10,10 +11,12 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, asynccontextmanager
 from importlib.machinery import ModuleSpec
+from socketserver import TCPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,6 +186,34 @@ async def test_clients_that_never_end_their_requests_use_up_neither_threads_nor_
     await eventually(lambda: threads() == 0, threading.enumerate)
     monitor.stop()
     assert (capfd.readouterr().err, caplog.text) == ("", ""), "who hangs up writes no traceback"
+
+
+async def test_while_no_file_is_left_a_probe_that_waits_takes_no_cpu_from_handlers(monkeypatch: pytest.MonkeyPatch):
+    """The monitor tried to accept it again and again, without a pause, and the event loop got half of a core."""
+    tries: list[float] = []
+    accept = TCPServer.get_request
+
+    def counted(server: TCPServer) -> Any:
+        tries.append(time.monotonic())
+        return accept(server)
+
+    monkeypatch.setattr(TCPServer, "get_request", counted)
+    monitor = Monitor("127.0.0.1:0", CollectorRegistry(), problems=list, not_ready=list)
+    monitor.start()
+    assert monitor.address is not None
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as probe:
+        probe.settimeout(SECONDS)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # which are open: not one more
+            probe.connect(monitor.address)
+            await eventually(lambda: len(tries) >= 4, lambda: tries)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert tries[3] - tries[0] >= 0.3, "after each that has failed it waits for a tenth of a second"
+        probe.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert (await asyncio.to_thread(probe.recv, 100)).startswith(b"HTTP/1.0 200"), "it has kept its place"
+    monitor.stop()
 
 
 @pytest.mark.parametrize("http", ["[::1]:0", "[::]:0"])
