@@ -45,8 +45,16 @@ def rename_schema(sql: str, schema: str) -> str:
 
 @cache
 def load_sql(package: str, name: str, schema: str = "sidings") -> str:
-    """Read ``name.sql`` of `package` (a module's ``__package__``) for the given schema."""
-    return rename_schema(files(package).joinpath(f"{name}.sql").read_text(encoding="utf-8"), schema)
+    """``name.sql`` of `package` (a module's ``__package__``) for the given schema."""
+    return rename_schema(_read_all(package)[name], schema)
+
+
+@cache
+def _read_all(package: str) -> dict[str, str]:
+    """All at once: when a query that is seldom needed is, as at a stop, the process may have no file left, or its files
+    may be those of another release by then."""
+    found = (file for file in files(package).iterdir() if file.name.endswith(".sql"))
+    return {file.name.removesuffix(".sql"): file.read_text(encoding="utf-8") for file in found}
 
 
 def int_array(numbers: list[int]) -> str:

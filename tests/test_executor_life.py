@@ -1,6 +1,7 @@
 """Starts and stops of an executor that cross each other."""
 
 import asyncio
+import resource
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,10 @@ from prometheus_client import CollectorRegistry
 from sidings.errors import PostgresUnavailable
 from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Job, Registry
+from sidings.schema import load_sql
 
 from .faulty_proxy import proxied
-from .support import ORIGIN, SECONDS, Ride, a_role, an_executor, connected, enqueue, eventually, running, value
+from .support import ORIGIN, SECONDS, Ride, a_role, an_executor, connected, drained, enqueue, eventually, running, value
 
 EXECUTORS = "SELECT count(*) FROM sidings.executor"
 
@@ -65,6 +67,26 @@ async def test_whoever_stops_an_executor_a_second_time_waits_for_the_first(datab
         await second
         assert first.done()
         assert await value(database, EXECUTORS) == 0
+
+
+async def test_a_stop_gives_all_back_where_no_file_is_left(database: str):
+    """Its last statement was read from its file then, as were others that are seldom needed: a relay ended at such a
+    one, and with it the service."""
+    load_sql.cache_clear()
+    registry, limits = Registry(), resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry) as executor:
+        await enqueue(database, ride, [Ride()])
+        await drained(database)  # its connections are open
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # which are open: not one more
+            await executor.stop()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert await value(database, EXECUTORS) == 0
 
 
 async def test_a_stop_that_was_cancelled_is_completed_by_the_next(database: str):
