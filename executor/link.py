@@ -357,6 +357,9 @@ def _unreached(settings: PostgresSettings, error: BaseException) -> PostgresUnav
 def _text(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.filename is None:
         return "a file that the DSN names is not there: the socket in host=, or that of sslrootcert, sslcert or sslkey"
+    # The server's last message has come, and not yet the end of the connection: none of ours is in progress.
+    if isinstance(error, asyncpg.InternalClientError) and "another operation" in str(error):
+        return "it has ended the session"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

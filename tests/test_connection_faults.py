@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from sidings.errors import PostgresUnavailable
 from sidings.executor import PostgresSettings
@@ -295,6 +296,21 @@ async def test_a_server_goes_on_with_no_statement_for_longer_than_is_waited_for_
         assert (link.patience, (await link.fetch(limit))[0][0]) == (1, "1500ms")
     finally:
         await link.close()
+
+
+async def test_a_session_that_the_server_has_ended_is_told_as_such(database: str):
+    """It was asyncpg's "cannot switch to state 12; another operation (2) is in progress", as of a fault in the service:
+    the next statement came after the server's last message, and before the end of the connection."""
+    link = Link(PostgresSettings(dsn=database))
+    session = (await link.fetch("SELECT pg_backend_pid()"))[0][0]
+    with psycopg.connect(database, autocommit=True) as other:  # the event loop sees nothing of it meanwhile
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [session])
+    for _ in range(2):  # of its turns; it reads the message in the second
+        await asyncio.sleep(0)
+    with pytest.raises(PostgresUnavailable, match=r"^Postgres did not answer: it has ended the session$"):
+        await link.fetch("SELECT 1")
+    assert (await link.fetch("SELECT 1"))[0][0] == 1
+    link.drop()
 
 
 async def test_a_statement_that_is_not_answered_is_no_want_of_connections_where_there_is_no_pgbouncer(database: str):
