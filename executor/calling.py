@@ -1,7 +1,6 @@
 """One call of a handler, inside of what goes around it, and what its end means for its jobs."""
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -117,8 +116,6 @@ class Calling:
         """Call a plain function, with a job or with a list of them."""
         handler = cast(Callable[[Any], object], job_type.handler)
         result = await self._threads.call(worker, job_type.name, handler, argument)
-        if inspect.isawaitable(result):  # of an `async def` behind a plain wrapper: what runs now is no thread
-            worker.call = None
         return await completed(result, judged=job_type.judges_results, listed=job_type.batch is not None)
 
     def raised(

@@ -1,9 +1,10 @@
 """Handlers that are plain functions: each call runs in a thread, side by side with the event loop."""
 
 import asyncio
+import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, cast
@@ -29,8 +30,9 @@ class HandlerThreads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def call(self, worker: Worker, name: str, handler: Callable[[Any], object], argument: Any) -> object:
-        """Call a plain function. It cannot be interrupted: cancellation waits for it, and its own end counts. Raises
-        what it raises; `Snooze` where the process gets no thread for it."""
+        """Call a plain function. It cannot be interrupted: cancellation waits for it, and its own end counts; but a
+        coroutine that it returns then has not begun, and does not any more. Raises what it raises, and that
+        cancellation; `Snooze` where the process gets no thread for it."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="sidings-job")
         worker.call = Future()
@@ -40,7 +42,14 @@ class HandlerThreads:
             if worker.call.cancel():
                 log.warning("%s does not start yet, there is no thread for it: %s", name, error)
                 raise Snooze(_NO_THREAD_SECONDS, f"no thread for it: {error}") from error
-        return (await self._ended(worker.call, name)).result()
+        ended, cancelled = await self._ended(worker.call, name)
+        result = ended.result()
+        if inspect.isawaitable(result):  # of an `async def` behind a plain wrapper: what runs now is no thread
+            worker.call = None
+            if cancelled and isinstance(result, Coroutine):  # a future's work has begun, and is waited for
+                result.close()
+                raise asyncio.CancelledError
+        return result
 
     async def returned(self, worker: Worker, name: str) -> None:
         """Return when no plain function of this worker runs any more, whoever was to wait for it. Raises
@@ -49,22 +58,22 @@ class HandlerThreads:
             return
         if self.stopping:
             raise asyncio.CancelledError
-        call = await self._ended(worker.call, name)
+        call, _ = await self._ended(worker.call, name)
         call.exception()  # what it raised has been given to whoever called it
 
-    async def _ended(self, call: Future[object], name: str) -> asyncio.Future[object]:
-        """Wait for it to end, whoever cancels that; at a stop no longer."""
-        ended, told = asyncio.wrap_future(call), False
+    async def _ended(self, call: Future[object], name: str) -> tuple[asyncio.Future[object], bool]:
+        """Wait for it to end, whoever cancels that; at a stop no longer. And whether somebody has cancelled it."""
+        ended, cancelled = asyncio.wrap_future(call), False
         while not ended.done():
             try:
                 await asyncio.wait([ended])
             except asyncio.CancelledError:
                 if self.stopping:
                     raise
-                if not told:  # a scope of anyio's cancels at each turn of the loop
+                if not cancelled:  # a scope of anyio's cancels at each turn of the loop
                     log.warning("%s: a plain function cannot be cancelled; waiting for it", name)
-                told = True
-        return ended
+                cancelled = True
+        return ended, cancelled
 
     def stop(self) -> None:
         """Begin nothing more. Threads that run are left to themselves."""

@@ -541,6 +541,100 @@ async def test_a_stop_does_not_forget_an_async_handler_behind_a_plain_wrapper(
         await workers.stop()
 
 
+class HalfPlain:
+    """One worker, and a job of which the handler does a blocking step in its thread, until it may `go_on`, and returns
+    its coroutine."""
+
+    def __init__(self, middleware: Any, *, listed: bool) -> None:
+        self.blocks, self.go_on = threading.Event(), threading.Event()
+        self.began = False  # the coroutine
+        registry = Registry()
+        if middleware is not None:
+            registry.middleware.append(middleware)
+
+        async def ride(jobs: Any) -> None:
+            self.began = True
+
+        @registry.job(name="ride", batch=2 if listed else None, payload=Empty)
+        def _(jobs: Any) -> Any:
+            self.blocks.set()
+            assert self.go_on.wait(SECONDS)
+            return ride(jobs)
+
+        nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+        self.workers = Workers(registry, 1, Transactional(nowhere, lambda _: None, lambda _: None))
+        origin = OriginQueue("t/0", 1, None)
+        origin.deadline = inf
+        self.entry = Entry(1, origin, "ride", None, 1, payload="{}")
+
+    async def end(self) -> Any:
+        """What came of the job once its thread goes on; None: it is not ours any more."""
+        for _ in range(100):  # its cancellation arrives
+            await asyncio.sleep(0)
+        workers = self.workers
+        assert (workers.finished, workers.expired, workers.in_threads()) == ([], [], self.entry)
+        self.go_on.set()
+        await eventually(lambda: workers.finished or workers.expired, "the attempt has ended")
+        assert (workers.running(), cast(asyncio.Task[None], workers.all[0].task).cancelling()) == (0, 0)
+        return workers.finished[0][1] if workers.finished else None
+
+    async def __aenter__(self) -> Self:
+        self.workers.start()
+        self.workers.claim([self.entry])
+        await eventually(self.blocks.is_set, "its thread runs")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.go_on.set()
+        await self.workers.stop()
+
+
+CUT_OFF = [
+    (CancelReason.TIMEOUT, "retried: TimeoutError"),
+    (CancelReason.STOPPING, "snoozed: Interrupted, inconclusive"),
+    (CancelReason.FENCED, "expired"),
+    (CancelReason.ENDED, "cancelled"),
+]
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+@pytest.mark.parametrize(
+    ("middleware", "reason", "end"),
+    [
+        *((None, *case) for case in CUT_OFF),
+        *((calls_next, *case) for case in CUT_OFF),
+        (rolls_back, CancelReason.TIMEOUT, "retried: ConnectionError"),
+        (rolls_back, CancelReason.STOPPING, "snoozed: Interrupted, inconclusive"),
+    ],
+)
+async def test_no_coroutine_behind_a_plain_wrapper_begins_after_its_cancellation(
+    middleware: Any, reason: CancelReason, end: str, listed: bool
+):
+    """It ran to its end, however long that took: each reason cancels once, and that had come while the thread ran."""
+    async with HalfPlain(middleware, listed=listed) as yard:
+        yard.workers.cancel(None, reason)
+        outcome = await yard.end()
+        told = outcome.name.value if outcome else "expired"
+        if error := getattr(outcome, "error", None):
+            told += f": {error.error_class}" + (", inconclusive" if outcome.inconclusive else "")
+        assert (told, yard.began) == (end, False)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+async def test_no_coroutine_behind_a_plain_wrapper_begins_after_the_timeout_of_a_middleware(listed: bool):
+    limits: list[asyncio.Timeout] = []
+
+    async def limited(call: Call, call_next: Next) -> None:
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
+            await call_next()
+
+    async with HalfPlain(limited, listed=listed) as yard:
+        limits[0].reschedule(0.0)
+        outcome = await yard.end()
+        assert (outcome.name.value, outcome.error.error_class, yard.began) == ("retried", "TimeoutError", False)
+
+
 # -- a handler inside of middleware that has ended before it begins ----------------------------------------------------
 
 
