@@ -1,6 +1,7 @@
 """The archive of the history: what it holds, and that retention waits for it."""
 
 import asyncio
+import importlib
 import math
 import os
 import re
@@ -18,8 +19,9 @@ import asyncpg
 import pyarrow.parquet as pq
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings.errors import ConfigurationError, SidingsError
+from sidings.errors import ConfigurationError, SchemaTooOld, SidingsError
 from sidings.jobs import Registry
+from sidings.schema import migrate, migrations
 from sidings.spark_analytics.history.archive import _archive, _verify
 from sidings.spark_analytics.history.files import archived_parts
 
@@ -27,6 +29,7 @@ from .history_support import Attempt, stored
 from .support import connected, eventually, fetch, running
 
 MODULE = sys.modules[_archive.__module__]  # the package's `archive` is the function
+migrate_module = importlib.import_module("sidings.schema.migrate")  # as is its `migrate`
 OLD = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=9)
 
 
@@ -136,6 +139,23 @@ async def test_the_archive_has_all_columns_of_the_history(database: str, tmp_pat
     assert {row["attname"] for row in columns} == {*table.column_names} - {"day"}
     told = {row["job_id"]: (row["payload"], row["headers"]) for row in table.to_pylist()}
     assert told == {1: (None, None), 2: ('{"n": 7}', '{"tenant": "t-1"}')}
+
+
+async def test_a_schema_of_an_earlier_release_is_told_of(
+    empty_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the job that archives is deployed before somebody migrates: asyncpg's own error says nothing of that."""
+    with monkeypatch.context() as patched:
+        before = [migration for migration in migrations() if migration.version < 68]  # which brought the headers
+        patched.setattr(migrate_module, "migrations", lambda: before)
+        await migrate(empty_database, service="test")
+    await stored(empty_database, [an_attempt(1)])
+    with pytest.raises(SchemaTooOld, match=r"'sidings' .*\"headers\".*: migrate .*sidings.schema"):
+        await archived(empty_database, tmp_path)
+    assert jobs(tmp_path) == []
+    await migrate(empty_database, service="test")
+    await archived(empty_database, tmp_path)
+    assert jobs(tmp_path) == [1]
 
 
 async def test_a_due_time_that_python_does_not_know_keeps_no_day_out_of_the_archive(database: str, tmp_path: Path):

@@ -24,7 +24,7 @@ import asyncpg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...errors import SidingsError
+from ...errors import SchemaTooOld, SidingsError
 from ...schema import load_sql, valid_schema_name
 from .database import connected, unlimited
 from .files import archived_parts, claim_archive, part_file
@@ -70,9 +70,9 @@ def archive(
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive, holds other
     things, or has not what was archived there any more, as where it is not mounted; `SchemaMissing` where the schema is
-    not there or too old, `PostgresUnavailable` where nobody answers; `SidingsError`, when all others are archived,
-    where a day is in use, its file is damaged or has rows that the database has not, or its partition was detached;
-    asyncpg's errors, and `OSError`.
+    not there or from before the archive, `SchemaTooOld` where it lacks a column, `PostgresUnavailable` where nobody
+    answers; `SidingsError`, when all others are archived, where a day is in use, its file is damaged or has rows that
+    the database has not, or its partition was detached; asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
@@ -129,6 +129,11 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
                 " are in the default partition, one reads that, as a backup does (pg_stat_activity); run this again"
             )
         return done
+    except asyncpg.UndefinedColumnError as error:
+        raise SchemaTooOld(
+            f"the schema {schema!r} is older than this release of sidings ({error}): migrate it first (python -m "
+            "sidings.schema), and run this again"
+        ) from error
     finally:
         await connection.close(timeout=_CLOSE_SECONDS)
 
