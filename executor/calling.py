@@ -98,7 +98,7 @@ class Calling:
         forks = forks_so_far()
         handler = partial(cast(Any, job_type.handler), argument)
         if not job_type.is_async:
-            handler = partial(self._handle_plain, worker, job_type, argument)
+            handler = partial(self._threads.call, worker, job_type.name, job_type.handler, argument)
         call = Call(job_type.name, jobs[0].origin, jobs=tuple(jobs))  # the handler may use its list up
         judged, listed = job_type.judges_results, job_type.batch is not None
         try:

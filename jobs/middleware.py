@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from types import FunctionType, MethodType
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, NoReturn, Protocol, TypeGuard, cast
 
 from ..errors import ConfigurationError
 from .job import Job
@@ -73,15 +73,22 @@ async def call_through(
     """
     is_over = False
 
+    def refuse() -> NoReturn:
+        raise RuntimeError(
+            f"the call of {call.name} is over: a middleware ended before its call_next() did; let it `await "
+            "call_next()` itself, and run what goes beside that in a task of its own"
+        )
+
     async def layer(number: int) -> object:
         if is_over:  # one further in has not been waited for: by now another attempt may run, or another job
-            raise RuntimeError(
-                f"the call of {call.name} is over: a middleware ended before its call_next() did; let it `await "
-                "call_next()` itself, and run what goes beside that in a task of its own"
-            )
+            refuse()
         if number < len(middleware):
             return await _run(middleware[number], call, partial(layer, number + 1))
-        return await completed(await handler(), judged=judged, listed=listed)
+        result = await handler()
+        if is_over and isinstance(result, Coroutine):  # of an `async def` behind a plain wrapper: it has not begun
+            result.close()
+            refuse()
+        return await completed(result, judged=judged, listed=listed)
 
     try:
         return await layer(0)

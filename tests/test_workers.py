@@ -635,6 +635,25 @@ async def test_no_coroutine_behind_a_plain_wrapper_begins_after_the_timeout_of_a
         assert (outcome.name.value, outcome.error.error_class, yard.began) == ("retried", "TimeoutError", False)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
+async def test_no_coroutine_behind_a_plain_wrapper_begins_after_a_middleware_around_it_has_ended(
+    listed: bool, stops: bool
+):
+    """It ran beside the next attempt; after a stop, beside the instance that had the origin by then."""
+    async with HalfPlain(fails_beside, listed=listed) as yard:
+        if stops:
+            await yard.workers.stop()
+            yard.go_on.set()
+            await eventually(lambda: not yard.workers.running(), "its thread has ended")
+        else:
+            outcome = await yard.end()
+            assert (outcome.name.value, outcome.error.error_class) == ("retried", "ConnectionError")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not yard.began
+
+
 # -- a handler inside of middleware that has ended before it begins ----------------------------------------------------
 
 
