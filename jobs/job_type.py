@@ -294,7 +294,7 @@ class JobType(Generic[P]):
         key = current_key() if origin is None else None
         if (added := tx.added.get(AddedJobs)) is None:
             added = tx.added[AddedJobs] = AddedJobs()
-        if added.add(kind, AddedJob(short("group", its_group), text, headers_text(headers), key)) or tx.lent:
+        if added.add(kind, AddedJob(short("group", its_group), text, headers_text(headers), key)) or not tx.holds:
             await tx.flush()
 
     def enqueue_sync(

@@ -109,6 +109,7 @@ class Transaction:
         "added",
         "enqueued",
         "failed",
+        "holds",
         "lent",
         "published",
         "unstored",
@@ -119,6 +120,7 @@ class Transaction:
         self._seconds = seconds
         self.enqueued: dict[str, list[int]] = {}  # for `Executor.committed`, once this has committed; see `note_jobs`
         self.added: dict[object, Any] = {}  # `Added`, by whom it belongs to; see `flush`
+        self.holds = True  # whether what is added may wait; see `connection`
         self.unstored = False  # whether storing what was added has failed
         self._flushing = False
         self.published = False  # whether a relay should look for messages then
@@ -147,7 +149,7 @@ class Transaction:
                 "what has been added to this transaction is not stored yet, and would be undone with a savepoint of "
                 "its connection: call `await tx.flush()` before you take `tx.connection`"
             )
-        self.lent = True
+        self.lent, self.holds = True, False
         return self.opened()
 
     def opened(self) -> Connection:
@@ -265,7 +267,7 @@ class Transaction:
         """Run `query` and return Postgres' command tag. `timeout` is in seconds."""
         if query[:9].upper() == "SAVEPOINT" and not query.startswith(_SAVEPOINT):  # none of ours: see `connection`
             await self.flush()
-            self.lent = True
+            self.holds = False
         return await self._noting(self.opened().execute(query, *args, timeout=timeout), timeout)
 
     @noted

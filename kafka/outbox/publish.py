@@ -219,7 +219,7 @@ class Outbox:
         tx.opened()
         if (added := tx.added.get(self)) is None:
             added = tx.added[self] = AddedMessages(self._store_added)
-        if added.add(message) or tx.lent:
+        if added.add(message) or not tx.holds:
             await tx.flush()
 
     @noted
