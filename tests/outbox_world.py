@@ -1013,6 +1013,8 @@ class World:
             self.write()
         while self.writing:
             self.end_one()
+        # Not within a time of its own: where answers are slow and there is little room, it takes a while.
+        self.wait_for(lambda: not self.waiting(set(self.topics)), 120.0, "the last ones leave")
         self.pass_time(12.0, write=False)  # all slots are shared out again, and nobody is busy
         before = dict(self.statements)
         self.pass_time(5.0, write=False)
