@@ -978,22 +978,14 @@ class World:
             self.tick(self.choose.choice([0.003, 0.01, 0.02]))
 
     def waiting(self, topics: set[str]) -> list[Stored]:
-        """What could leave."""
         stuck = {partition for topic, partition in self.stuck if topic == "a"}
         place = partial(Packer("test", {}).partition_of, "a")
-
-        def cannot(row: Stored) -> bool:
-            return self.cornered(stuck) if row.key is None else place(row.key, range(PARTITIONS)) in stuck
-
-        rows = (row for row in self.primary.committed() if row.topic in topics)
-        return [row for row in rows if not (row.topic == "a" and cannot(row))]
-
-    def cornered(self, stuck: set[int]) -> bool:
-        """Whether a relay has only these left for messages without a key of topic a: others that have been stuck before
-        them are still apart, since parts join the others when the topic works (decision 16)."""
-        backlogs = [node.relay.backlog for node in self.nodes if node.relay is not None]
-        mains = [(backlog, backlog.lanes["a"]) for backlog in backlogs if "a" in backlog.lanes]
-        return any({*range(PARTITIONS)} - backlog.apart(main) <= stuck for backlog, main in mains)
+        return [
+            row
+            for row in self.primary.committed()
+            if row.topic in topics
+            and not (row.topic == "a" and row.key is not None and place(row.key, range(PARTITIONS)) in stuck)
+        ]
 
     def check(self) -> None:
         assert not self.problems, self.problems

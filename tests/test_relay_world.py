@@ -188,6 +188,35 @@ def test_partitions_that_take_nothing_hold_up_no_others_either_when_some_are_add
     world.wait_for(lambda: not any(relay and relay.backlog.parts for relay in relays), 120.0, "all are together")
 
 
+@pytest.mark.parametrize(("first", "last", "keys"), [({0, 2}, {1, 3}, True), ({1, 3}, {0, 2}, False)])
+def test_messages_without_a_key_go_to_what_works_again_when_the_last_partitions_fail(
+    world: World, first: set[int], last: set[int], keys: bool
+) -> None:
+    """What had failed before was still apart, since it joins when the topic works: they waited for what had not."""
+    world.stuck = {("a", partition) for partition in first}
+    world.pass_time(15.0)
+    relays = [node.relay for node in world.nodes if node.relay]
+    assert [relay.backlog.apart(relay.backlog.lanes["a"]) for relay in relays] == [first] * 2
+    if not keys:
+        while world.writing:
+            world.end_one()
+        world.wait_for(lambda: not world.waiting(set(world.topics)), 60.0, "those of the other partitions leave")
+        for number in range(1_000):
+            world.primary.insert(xid := world.primary.begin(), number % 16, "a", None, b"without a key %d" % number)
+            world.journal["a", None].append(b"without a key %d" % number)
+            world.primary.open.remove(xid)
+    world.stuck = {("a", partition) for partition in last}
+    world.pass_time(30.0, write=keys)
+    while world.writing:
+        world.end_one()
+    world.wait_for(lambda: not world.waiting(set(world.topics)), 60.0, "those leave that can")
+    world.stuck = {("a", partition) for partition in range(world.partitions)}
+    world.pass_time(40.0)
+    assert all(len(relay.backlog.parts) <= world.partitions for relay in relays), "it is no part for each failure"
+    world.stuck.clear()
+    world.settle()
+
+
 def test_nothing_is_left_of_topics_that_nobody_publishes_to_any_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,9 +210,11 @@ class Rounds:
         self._prepared = _Prepared(sender, partitions, avoided, rows, batches)
 
     def _avoided(self, sender: Sender, partitions: list[int]) -> frozenset[int]:
-        """Where messages without a key do not go, as little or nothing is taken there."""
-        topic = self.lane.topic
-        return self._shunned.avoided(topic, partitions, self.apart() | sender.stuck(topic, partitions))
+        """Where messages without a key do not go, as little or nothing is taken there. Where all have gone apart: to
+        those that work again."""
+        topic, apart = self.lane.topic, self.apart()
+        apart = frozenset[int]() if apart.issuperset(partitions) else apart
+        return self._shunned.avoided(topic, partitions, apart | sender.stuck(topic, partitions))
 
     async def _batches(
         self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
@@ -273,11 +275,15 @@ class Rounds:
     def _to_go_apart(self, stuck: set[int], sent: list[Row], partitions: list[int], progress: bool) -> frozenset[int]:
         """Of the partitions that took nothing those that should hold up no others of the lane: where these have taken
         something, or nobody can know of them, as it happens again in a round that has nothing for them. sent: to those
-        that took nothing; messages without a key have others the next time."""
-        again = self._failures > 0 and any(order_key_of(row) is not None for row in sent)
-        own = self.lane.partitions or frozenset(partitions)
+        that took nothing; messages without a key have others the next time. The last ones of a topic go as well, where
+        others went before: these may work again, and it is only messages without a key that are left."""
+        own, apart = self.lane.partitions or frozenset(partitions), self.apart()
         new = frozenset(stuck) & own  # some may be apart already, with the keys that went there once
-        return new if own - self.apart() - new and (progress or again) else frozenset()
+        last = not own - apart - new
+        if last and (self.lane.owns or not apart or new <= apart):
+            return frozenset()
+        again = self._failures > 0 and (last or any(order_key_of(row) is not None for row in sent))
+        return new if progress or again else frozenset()
 
     async def _hand_over(
         self,
