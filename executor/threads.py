@@ -35,20 +35,21 @@ class HandlerThreads:
         cancellation; `Snooze` where the process gets no thread for it."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="sidings-job")
-        worker.call = Future()
+        worker.call = call = Future[object]()
         try:
-            self._pool.submit(copy_context().run, _run, worker.call, handler, argument)
+            self._pool.submit(copy_context().run, _run, call, handler, argument)
         except RuntimeError as error:  # no more threads for this process; but the pool keeps the call, for one it has
-            if worker.call.cancel():
+            if call.cancel():
                 log.warning("%s does not start yet, there is no thread for it: %s", name, error)
                 raise Snooze(_NO_THREAD_SECONDS, f"no thread for it: {error}") from error
-        ended, cancelled = await self._ended(worker.call, name)
+        ended, cancelled = await self._ended(call, name)
         result = ended.result()
         if inspect.isawaitable(result):  # of an `async def` behind a plain wrapper: what runs now is no thread
-            worker.call = None
-            if cancelled and isinstance(result, Coroutine):  # a future's work has begun, and is waited for
+            if worker.call is call:  # else its middleware has given this up, and the worker has another job
+                worker.call = None
+            if cancelled is not None and isinstance(result, Coroutine):  # a future's work has begun, and is waited for
                 result.close()
-                raise asyncio.CancelledError
+                raise cancelled  # by which anyio knows its own
         return result
 
     async def returned(self, worker: Worker, name: str) -> None:
@@ -61,18 +62,20 @@ class HandlerThreads:
         call, _ = await self._ended(worker.call, name)
         call.exception()  # what it raised has been given to whoever called it
 
-    async def _ended(self, call: Future[object], name: str) -> tuple[asyncio.Future[object], bool]:
-        """Wait for it to end, whoever cancels that; at a stop no longer. And whether somebody has cancelled it."""
-        ended, cancelled = asyncio.wrap_future(call), False
+    async def _ended(
+        self, call: Future[object], name: str
+    ) -> tuple[asyncio.Future[object], asyncio.CancelledError | None]:
+        """Wait for it to end, whoever cancels that; at a stop no longer. And how somebody has cancelled it first."""
+        ended, cancelled = asyncio.wrap_future(call), None
         while not ended.done():
             try:
                 await asyncio.wait([ended])
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 if self.stopping:
                     raise
-                if not cancelled:  # a scope of anyio's cancels at each turn of the loop
+                if cancelled is None:  # a scope of anyio's cancels at each turn of the loop
                     log.warning("%s: a plain function cannot be cancelled; waiting for it", name)
-                cancelled = True
+                    cancelled = error
         return ended, cancelled
 
     def stop(self) -> None:

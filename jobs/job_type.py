@@ -292,9 +292,10 @@ class JobType(Generic[P]):
         its_group = self._groups.of(checked) if isinstance(group, Unset) else self._groups.checked(group)
         kind = self._kind(origin, its_group is not None, delay, run_at, priority)
         key = current_key() if origin is None else None
+        job = AddedJob(short("group", its_group), text, headers_text(headers), key)
         if (added := tx.added.get(AddedJobs)) is None:
             added = tx.added[AddedJobs] = AddedJobs()
-        if added.add(kind, AddedJob(short("group", its_group), text, headers_text(headers), key)) or not tx.holds:
+        if added.add(kind, job) or not tx.holds:
             await tx.flush()
 
     def enqueue_sync(

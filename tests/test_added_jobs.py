@@ -422,9 +422,14 @@ async def test_what_cannot_be_a_job_is_refused_at_once_and_leaves_the_others(
     database: str, error: type[Exception], options: dict[str, Any]
 ) -> None:
     async with a_pool(database) as pool, pool.open() as tx:
+        wrong = {"payload": Ride(transport="t", number=2), "origin": ORIGIN, **options}
+        with pytest.raises(error):
+            await ride.add(tx, **wrong)
+        assert tx.connection  # which may be taken, as nothing is held back
+        tx.holds = True
         await ride.add(tx, Ride(transport="t", number=1), origin=ORIGIN)
         with pytest.raises(error):
-            await ride.add(tx, **{"payload": Ride(transport="t", number=2), "origin": ORIGIN, **options})
+            await ride.add(tx, **wrong)
     assert await stored(database) == [1]
 
 

@@ -41,7 +41,8 @@ async def test_those_of_a_topic_become_one_statement(database: str) -> None:
     async with a_pool(database) as (pool, outbox), pool.open() as tx:
         with tx.opened().query_logger(note):
             for number in range(100):
-                await outbox.add(tx, f"etas-{number % 2}", key="k", value=b"%d" % number)
+                timestamp = DUE if number % 4 == 0 else None
+                await outbox.add(tx, f"etas-{number % 2}", key="k", value=b"%d" % number, timestamp=timestamp)
             assert seen == []
             assert tx.published is False
             await tx.flush()

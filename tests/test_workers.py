@@ -10,6 +10,7 @@ from math import inf
 from random import Random
 from typing import Any, Self, cast
 
+import anyio
 import pytest
 from pydantic import BaseModel
 from sidings.executor import PostgresSettings
@@ -621,16 +622,23 @@ async def test_no_coroutine_behind_a_plain_wrapper_begins_after_its_cancellation
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["a job", "a list"])
-async def test_no_coroutine_behind_a_plain_wrapper_begins_after_the_timeout_of_a_middleware(listed: bool):
-    limits: list[asyncio.Timeout] = []
+@pytest.mark.parametrize("library", ["asyncio", "anyio"])
+async def test_no_coroutine_behind_a_plain_wrapper_begins_after_the_timeout_of_a_middleware(listed: bool, library: str):
+    """anyio knows its own cancellation by its message: another one it took for somebody else's, and no timeout."""
+    runs_out: list[Callable[[], None]] = []
 
     async def limited(call: Call, call_next: Next) -> None:
-        async with asyncio.timeout(None) as limit:
-            limits.append(limit)
-            await call_next()
+        if library == "asyncio":
+            async with asyncio.timeout(None) as limit:
+                runs_out.append(lambda: limit.reschedule(0.0))
+                await call_next()
+        else:
+            with anyio.fail_after(SECONDS) as scope:
+                runs_out.append(lambda: setattr(scope, "deadline", anyio.current_time()))
+                await call_next()
 
     async with HalfPlain(limited, listed=listed) as yard:
-        limits[0].reschedule(0.0)
+        runs_out[0]()
         outcome = await yard.end()
         assert (outcome.name.value, outcome.error.error_class, yard.began) == ("retried", "TimeoutError", False)
 

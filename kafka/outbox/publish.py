@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
@@ -461,10 +460,13 @@ class Outbox:
             await tx.flush()
 
     async def _store_added(self, tx: Transaction, topic: str, messages: Sequence[Outgoing]) -> None:
-        for are_plain, together in groupby(messages, lambda m: m.partition_key is None and m.timestamp is None):
-            made = [*together]
-            for statement in [self._many(topic, made)] if are_plain else map(self._one, made):
-                await self._store(tx, statement)
+        if all(m.partition_key is None and m.timestamp is None for m in messages):
+            await self._store(tx, self._many(topic, messages))
+            return
+        columns = [[m.key, m.value, m.headers, m.partition_key, m.timestamp] for m in messages]
+        arguments = (topic, *map(list, zip(*columns, strict=True)))
+        name = "insert_messages_with_all"
+        await self._store(tx, Statement(name, self._schema, arguments, len(messages), "", _MESSAGES))
 
     async def _store(self, tx: Transaction | AnyConnection | None, statement: Statement) -> Receipt:
         if tx is None:
