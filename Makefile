@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+# PYTHON=python3.13 makes the environment of that one; without it, of the first that fits.
 
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -23,7 +23,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-e
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test long lowest chaos lint format model bench profile up down lock clean
+.PHONY: help setup demo test long lowest chaos lint format model bench profile up down lock clean same
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,16 +88,19 @@ clean: ## stop and delete the servers, delete the virtual environment and all th
 
 # An environment whose making was interrupted has its Python, but no pip: it is completed, or made anew if that fails.
 # The build tools come first, from a lock of their own: what is built from source is then built by known versions.
-$(READY): $(LOCKS) pyproject.toml
+$(READY): $(LOCKS) pyproject.toml | same
 	@.ci/prerequisites
 	@echo "Setting up $(VENV): about two minutes, once."
 	@for how in "" --clear; do $(BIN)/python -m pip --version >/dev/null 2>&1 || \
-		"$$(PYTHON='$(PYTHON)' .ci/prerequisites python)" -m venv $$how $(VENV) || test -z "$$how"; done
+		"$$(.ci/prerequisites python)" -m venv $$how $(VENV) || test -z "$$how"; done
 	@$(INSTALL) --require-hashes -r requirements/build.lock >$(LOG) 2>&1 || $(SHOW_LOG)
 	@$(INSTALL) --require-hashes --no-build-isolation -r requirements/dev.lock >>$(LOG) 2>&1 || $(SHOW_LOG)
 	@$(INSTALL) --no-deps --no-build-isolation --editable . >>$(LOG) 2>&1 || $(SHOW_LOG)
 	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/sidings
 	@touch $@
+
+same:
+	@[ ! -x $(BIN)/python ] || .ci/prerequisites same $(BIN)/python
 
 $(JARS_READY): $(READY) devstack/broker.py devstack/jars.py devstack/prepared.py
 	@$(BIN)/python -m sidings.devstack fetch --spark

@@ -29,11 +29,11 @@ def put(machine: Path, name: str, script: str) -> None:
     (machine / name).chmod(0o755)
 
 
-def check(machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def check(machine: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYTHON", "VIRTUAL_ENV")}
     return subprocess.run(
         ["/bin/sh", str(SCRIPT), *arguments],
-        env=kept | {"PATH": str(machine)},
+        env=kept | variables | {"PATH": str(machine)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -65,9 +65,18 @@ def test_a_newer_python_beside_an_old_one_is_found(machine: Path):
     assert check(machine, "python").stdout.strip() == str(machine / "python3.12")
 
 
+def test_a_python_that_is_named_is_taken_or_refused(machine: Path):
+    """With a wrong name, tests ran with the python3 that is found by itself, and nothing said so."""
+    put(machine, "mine", f'exec {sys.executable} "$@"')
+    assert check(machine, "python", PYTHON="mine").stdout.strip() == str(machine / "mine")
+    assert "there is no python3.99;" in check(machine, "python", PYTHON="python3.99").stderr
+    put(machine, "mine", 'case "$2" in *print*) echo 3.9;; *) exit 1;; esac')
+    assert f"{machine}/mine is 3.9" in check(machine, "python", PYTHON="mine").stderr
+
+
 def test_no_python_at_all_is_said(machine: Path):
     (machine / "python3").unlink()
-    assert "there is none" in refused(machine)
+    assert "there is no python3;" in refused(machine)
 
 
 def test_a_python_without_venv_names_debians_package(machine: Path):
@@ -92,10 +101,9 @@ def test_a_java_that_only_pretends_is_refused(machine: Path):
     assert "names no version" in refused(machine)
 
 
-@pytest.mark.parametrize("pip", [True, False])
-def test_an_environment_whose_making_was_interrupted_is_made_anew(machine: Path, tmp_path: Path, pip: bool):
-    """It had its Python, but no pip yet: `make` failed ever after."""
-    make = shutil.which("make") or pytest.skip("there is no make here")
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """What `make` needs to make an environment of, and the beginnings of one, which knows its version alone."""
     project = tmp_path / "project"
     (project / ".ci").mkdir(parents=True)
     (project / "requirements").mkdir()
@@ -103,15 +111,18 @@ def test_an_environment_whose_making_was_interrupted_is_made_anew(machine: Path,
         shutil.copy(PROJECT / name, project / name)
     for name in ("pyproject.toml", "requirements/build.lock", "requirements/dev.lock"):
         (project / name).touch()
-    environment = project / ".venv"
-    (environment / "bin").mkdir(parents=True)
-    put(environment / "bin", "python", "exit 0" if pip else "echo No module named pip >&2; exit 1")
-    (environment / "of-before").touch()
-    real = f'exec {sys.executable} "$@"'  # without pip it is quick
-    put(machine, "python3", f'[ "$2" != venv ] || {{ shift 2; set -- -m venv --without-pip "$@"; }}; {real}')
+    (project / ".venv" / "bin").mkdir(parents=True)
+    put(project / ".venv" / "bin", "python", f'[ "$1" != -V ] || exec {sys.executable} -V')
+    return project
+
+
+def make(machine: Path, project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Makes the environment, without installing anything."""
+    program = shutil.which("make") or pytest.skip("there is no make here")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "JAVA_HOME"))}
-    done = subprocess.run(
-        [make, f"PYTHON={machine / 'python3'}", "INSTALL=true", ".venv/.ready"],
+    kept.pop("PYTHON", None)
+    return subprocess.run(
+        [program, *arguments, "INSTALL=true", ".venv/.ready"],
         cwd=project,
         env=kept | {"PATH": f"{machine}:{os.environ['PATH']}"},
         capture_output=True,
@@ -119,8 +130,34 @@ def test_an_environment_whose_making_was_interrupted_is_made_anew(machine: Path,
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_an_environment_whose_making_was_interrupted_is_made_anew(machine: Path, project: Path, pip: bool):
+    """It had its Python, but no pip yet: `make` failed ever after."""
+    environment = project / ".venv"
+    if not pip:
+        put(environment / "bin", "python", f'[ "$1" != -V ] || exec {sys.executable} -V; exit 1')
+    (environment / "of-before").touch()
+    real = f'exec {sys.executable} "$@"'  # without pip it is quick
+    put(machine, "python3", f'[ "$2" != venv ] || {{ shift 2; set -- -m venv --without-pip "$@"; }}; {real}')
+    done = make(machine, project, f"PYTHON={machine / 'python3'}")
     assert done.returncode == 0, done.stderr
     assert (environment / "of-before").exists() == pip  # one that is complete is kept
     assert (environment / "pyvenv.cfg").exists() == (not pip)
     assert (environment / "setup.log").exists()
     assert (environment / ".ready").exists()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_environment_of_another_python_than_the_one_that_is_named_is_refused(
+    machine: Path, project: Path, ready: bool
+):
+    """`make test PYTHON=python3.13` ran with the Python of before, and nothing said so."""
+    put(project / ".venv" / "bin", "python", '[ "$1" != -V ] || echo Python 3.11.0rc1')
+    if ready:
+        (project / ".venv" / ".ready").touch()
+    done = make(machine, project, "PYTHON=python3")
+    assert done.returncode != 0
+    assert ".venv is of Python 3.11.0rc1, and PYTHON=python3 is Python" in done.stderr
+    assert make(machine, project).returncode == 0  # nobody has asked for another
