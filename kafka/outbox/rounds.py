@@ -162,6 +162,10 @@ class Rounds:
         others = self._backlog.of_topic(self.lane.topic)
         return any(not (lane.paused or lane.empty) for lane in others if lane is not self.lane)
 
+    def _some_work_again(self) -> bool:
+        """Whether a part of the lane's topic has taken something since it went apart."""
+        return any(not lane.failing for lane in self._backlog.of_topic(self.lane.topic) if lane is not self.lane)
+
     def split(self, partitions: frozenset[int]) -> Lane:
         """These go apart, as `Backlog.split`."""
         goes = self._packer.goes_to(self.lane.topic, partitions, self._partitions_now)
@@ -210,11 +214,12 @@ class Rounds:
         self._prepared = _Prepared(sender, partitions, avoided, rows, batches)
 
     def _avoided(self, sender: Sender, partitions: list[int]) -> frozenset[int]:
-        """Where messages without a key do not go, as little or nothing is taken there. Where all have gone apart: to
-        those that work again."""
-        topic, apart = self.lane.topic, self.apart()
-        apart = frozenset[int]() if apart.issuperset(partitions) else apart
-        return self._shunned.avoided(topic, partitions, apart | sender.stuck(topic, partitions))
+        """Where messages without a key do not go, as little or nothing is taken there. If that leaves none, those that
+        have gone apart may work again."""
+        topic, apart, stuck = self.lane.topic, self.apart(), sender.stuck(self.lane.topic, partitions)
+        if apart and self._shunned.leaves_none(topic, partitions, apart | stuck):
+            apart = frozenset[int]()
+        return self._shunned.avoided(topic, partitions, apart | stuck)
 
     async def _batches(
         self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
@@ -276,11 +281,11 @@ class Rounds:
         """Of the partitions that took nothing those that should hold up no others of the lane: where these have taken
         something, or nobody can know of them, as it happens again in a round that has nothing for them. sent: to those
         that took nothing; messages without a key have others the next time. The last ones of a topic go as well, where
-        others went before: these may work again, and it is only messages without a key that are left."""
+        others went before and work again: it is only messages without a key that are left."""
         own, apart = self.lane.partitions or frozenset(partitions), self.apart()
         new = frozenset(stuck) & own  # some may be apart already, with the keys that went there once
         last = not own - apart - new
-        if last and (self.lane.owns or not apart or new <= apart):
+        if last and (self.lane.owns or new <= apart or not self._some_work_again()):
             return frozenset()
         again = self._failures > 0 and (last or any(order_key_of(row) is not None for row in sent))
         return new if progress or again else frozenset()

@@ -35,11 +35,18 @@ class Shunned:
     def avoided(self, topic: str, partitions: Collection[int], others: frozenset[int]) -> frozenset[int]:
         """Those of a topic's partitions that messages without a key do not go to: these, and `others`. Where that
         leaves none it is not the fault of the partitions, and they are remembered no more."""
-        if not self._until:
-            return others
-        time = now()
-        shunned = {p for p in partitions if (topic, p) in self._until and self._until[topic, p][0] > time}
+        shunned = self._now(topic, partitions)
         if others.issuperset(partitions) or not (shunned | others).issuperset(partitions):
             return others | shunned
         self.took(topic, shunned)
         return others
+
+    def leaves_none(self, topic: str, partitions: Collection[int], others: frozenset[int]) -> bool:
+        """Whether all of a topic's partitions are remembered, or among `others`."""
+        return (self._now(topic, partitions) | others).issuperset(partitions)
+
+    def _now(self, topic: str, partitions: Collection[int]) -> frozenset[int]:
+        if not self._until:
+            return frozenset()
+        time = now()
+        return frozenset(p for p in partitions if (topic, p) in self._until and self._until[topic, p][0] > time)
