@@ -186,7 +186,8 @@ class Outbox:
         now, and stored when the transaction ends; when 1,000 messages (or 4 MiB) have been added; before the next
         `publish` or `publish_many` in `tx`; at the begin and the end of a `savepoint`; or by `tx.flush()`. The messages
         of a topic keep the order of these calls. What your own SQL publishes (``sidings.publish()``, a trigger) comes
-        before what has been added and is not stored yet.
+        before what has been added and is not stored yet. Where somebody has taken ``tx.connection``, it is stored by
+        this call.
 
         Args:
             tx: A consumer's, a job's or a service's. Other connections have nobody who would store the message: use
