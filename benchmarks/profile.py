@@ -118,8 +118,11 @@ async def _flames(bench: Bench, jobs: int, groups: int, folder: Path) -> None:
         return
     async with Worker(dsn, ours.origins()) as worker:
         flames = folder / "flames.svg"
+        # Else it stops the process for each sample, which comes to a stop at its next system call: what makes one, such
+        # as a send, or asyncio's looks at the process id, has the samples of what runs before it.
+        options = ["--nonblocking", "--rate", "500", "--duration", "600", "--output", str(flames)]
         spying = await asyncio.create_subprocess_exec(
-            *(spy, "record", "--pid", str(worker.pid), "--rate", "500", "--output", str(flames), "--duration", "600"),
+            *(spy, "record", "--pid", str(worker.pid), *options),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
