@@ -500,9 +500,11 @@ class SimBatch:
 
     def __init__(self, most: int) -> None:
         self.records: list[tuple[bytes | None, bytes | None]] = []
+        self._builder = self
+        self._relative_offset = 0
         self._most = max(1, most)
 
-    def append(self, *, timestamp: int, key: bytes | None, value: bytes | None, headers: object) -> object:
+    def append(self, offset: int, timestamp: int, key: bytes | None, value: bytes | None, headers: object) -> object:
         if len(self.records) >= self._most:
             return None
         self.records.append((key, value))

@@ -239,6 +239,37 @@ def test_messages_without_a_key_do_so_when_the_last_partitions_never_fail_togeth
     world.settle()
 
 
+def test_a_person_has_a_topic_tried_again_also_while_a_part_of_it_waits_to_join(world: World) -> None:
+    """The part had failed last, and had nothing to send: it counted as being tried, and nothing else was."""
+    relays = [node.relay for node in world.nodes if node.relay]
+    for relay in relays:
+        relay.settings.__dict__["max_backoff_seconds"] = 600.0
+
+    def publish(count: int) -> None:
+        for _ in range(count):
+            number = len(world.journal["a", None])
+            world.primary.insert(xid := world.primary.begin(), number % 16, "a", None, b"without a key %d" % number)
+            world.journal["a", None].append(b"without a key %d" % number)
+            world.primary.open.remove(xid)
+
+    while world.writing:
+        world.end_one()
+    world.wait_for(lambda: not world.waiting(set(world.topics)), 60.0, "all leave")
+    world.stuck = {("a", 0), ("a", 2)}
+    while not any(relay.backlog.parts for relay in relays):
+        publish(30)
+        world.pass_time(0.1, write=False)
+    world.stuck = {("a", partition) for partition in range(world.partitions)}
+    publish(100)
+    world.pass_time(300.0, write=False)
+    world.stuck.clear()
+    assert all(any(part.closing for part in relay.backlog.parts) for relay in relays)
+    for topic, owner in world.primary.failing:
+        world.primary.failing[topic, owner] = world.time
+    world.wait_for(lambda: not world.waiting({"a"}), 10.0, "all leave")
+    world.settle()
+
+
 def test_a_topic_that_fails_as_a_whole_does_not_go_apart_as_a_whole(world: World) -> None:
     """A part with all that is published joins only when nothing of it waits."""
     world.stuck = {("a", 0)}

@@ -58,10 +58,12 @@ class LaneWorker:
 
     @property
     def trying(self) -> bool:
-        """Whether what has failed is tried again at this moment: not where all that failed has gone apart."""
+        """Whether what has failed is tried again at this moment: not where all that failed has gone apart, nor of a
+        part that has nothing left, and only waits for the topic's next read."""
         lane = self.lane
         under_way = lane.unaccounted - self._recorder.locked_of(lane)
-        return self.retries > 0 and bool(under_way or (not lane.paused and (lane.queue or lane.behind)))
+        waits = lane.queue or (lane.behind and not lane.closing)
+        return self.retries > 0 and bool(under_way or (not lane.paused and waits))
 
     def outstanding(self) -> list[Row]:
         """The messages under way of which nothing has become yet."""
