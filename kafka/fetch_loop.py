@@ -66,7 +66,7 @@ class Roof(Protocol):
 
 
 class FetchLoop(ABC):
-    """Fetches one topic's messages with `client`; `partitions` are those that are assigned now, of all topics."""
+    """Fetches one topic's messages with `client`; `partitions` are those of it that are assigned now."""
 
     aside = ""  # what becomes of a message that cannot be decoded, where that is sure before it is handled
     how_to_pass = "service.reset_offsets to the offset behind it"
@@ -128,7 +128,7 @@ class FetchLoop(ABC):
 
     async def _next_batch(self) -> list[Item]:
         self._changed.clear()
-        mine = [p for p in self._partitions.values() if p.tp.topic == self.topic]
+        mine = self._partitions.values()
         ready = [p for p in mine if p.state is State.READY]
         if not ready or self._resting:
             await self._wait_for_change()
@@ -354,7 +354,7 @@ class FetchLoop(ABC):
                 self._client.seek(partition.tp, record.offset)
                 return
         partition.put_off = 0.0
-        if self.put_off.seconds() and not any(p.put_off for p in self._partitions.values() if p.tp.topic == self.topic):
+        if self.put_off.seconds() and not any(p.put_off for p in self._partitions.values()):
             self.put_off.over()
 
     def _item(self, partition: Partition, record: Record) -> Item:

@@ -25,11 +25,13 @@ L = TypeVar("L", bound=FetchLoop)
 
 class Half(ABC, Generic[S, P, L]):
     """Consumes the topics of `subscriptions`, with one client after another. partitions: those that are assigned now,
-    made by `make`; those of a client that has failed are kept, for the next one's to inherit."""
+    made by `make`; those of a client that has failed are kept, for the next one's to inherit. of_topic: the same of
+    each topic. With a thousand topics each loop would look at thousands of partitions for its few, in each turn."""
 
     def __init__(self, subscriptions: Mapping[str, S], make: Callable[[TopicPartition], P]) -> None:
         self.subscriptions = subscriptions
         self.partitions: dict[TopicPartition, P] = {}
+        self.of_topic: dict[str, dict[TopicPartition, P]] = {topic: {} for topic in subscriptions}
         self.loops: list[L] = []
         self._make = make
         self._placer: Placer | None = None
@@ -41,12 +43,13 @@ class Half(ABC, Generic[S, P, L]):
     def assigned(self, assigned: Collection[TopicPartition]) -> None:
         """These are ours now, and have to be placed; what is in memory of those of before is void."""
         former = dict(self.partitions)
-        self.partitions.clear()
+        for some in (self.partitions, *self.of_topic.values()):
+            some.clear()
         for tp in assigned:
             if tp.topic in self.subscriptions:
-                self.partitions[tp] = self._make(tp)
+                partition = self.partitions[tp] = self.of_topic[tp.topic][tp] = self._make(tp)
                 if (before := former.get(tp)) is not None:
-                    self.partitions[tp].inherit(before)
+                    partition.inherit(before)
         for partition in former.values():
             partition.displace()
 

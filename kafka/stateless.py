@@ -69,7 +69,7 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
             loop = StatelessLoop(
                 subscription,
                 client,
-                self.partitions,
+                self.of_topic[subscription.topic],
                 handling,
                 offsets,
                 self._roof,
@@ -91,7 +91,7 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
         """End what still runs, and commit what is done: the partitions may be another's in a moment."""
         self.rest()
         seconds = min(2.0, self._settings.rebalance_seconds / 4)  # so that all of it ends before the rebalance does
-        await asyncio.gather(*[loop.give_up(self._partitions_of(loop.topic), seconds) for loop in self.loops])
+        await asyncio.gather(*[loop.give_up(list(self.of_topic[loop.topic].values()), seconds) for loop in self.loops])
 
     async def commit(self) -> None:
         """Commit what is done."""
@@ -106,9 +106,6 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
         """Their topics were made anew, and may have grown past where we are."""
         for loop in self.loops:
             loop.displace([partition for partition in partitions if partition.tp.topic == loop.topic])
-
-    def _partitions_of(self, topic: str) -> list[StatelessPartition]:
-        return [partition for tp, partition in self.partitions.items() if tp.topic == topic]
 
     async def _commit_now_and_then(self) -> None:
         while True:

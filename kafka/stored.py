@@ -127,7 +127,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
         return TopicLoop(
             subscription,
             client,
-            self.partitions,
+            self.of_topic[subscription.topic],
             handling,
             self._metrics,
             self._roof,

@@ -126,10 +126,9 @@ class TopicLoop(FetchLoop):
         was fetched is done. An outage is over when each partition that met it has moved: others may, while one cannot.
         """
         self._backoff.reset()
-        if self._outage.seconds():
-            mine = [partition for partition in self._partitions.values() if partition.tp.topic == self.topic]
-            if not any(p.undone and p.state in (State.READY, State.UNPLACED) for p in mine):
-                self._outage.over()
+        undone = (p for p in self._partitions.values() if p.undone)
+        if self._outage.seconds() and not any(p.state in (State.READY, State.UNPLACED) for p in undone):
+            self._outage.over()
         self._look_at_unsettled()
 
     # -- partitions that leave the main line, and come back -----------------------------------------------------------
