@@ -243,7 +243,7 @@ class Handling:
         token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
         forks, task = forks_so_far(), asyncio.current_task()
         offset = messages[0].offset  # the handler may empty the list
-        partition.calls.add(offset)
+        partition.calls[offset] = time.monotonic()
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(offset))
             tx.check_awaited()
@@ -275,7 +275,7 @@ class Handling:
                 raise asyncio.CancelledError from error
             raise BatchFailed(failure, index) from error
         finally:
-            partition.calls.discard(offset)
+            partition.calls.pop(offset, None)
             partition.deaf.discard(offset)
             end_if_forked(forks, sys.exception())
             current_work.reset(token)

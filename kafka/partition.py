@@ -80,8 +80,8 @@ class Partition:
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
-    unreadable: what is to be told of what cannot be read; calls: offsets whose handlers run, of lists the first;
-    deaf: those that go on after their timeout.
+    unreadable: what is to be told of what cannot be read; calls: since when handlers run, by offset (of lists
+    the first); deaf: those that go on after their timeout.
     put_off: until then its next message is not decoded, as its decoder has asked for; 0: it has not, or the message is
     decoded, or passed over, by now;
     idle_at: when the client was last asked for more and had nothing of it; answered_at: when it was first seen then
@@ -135,7 +135,7 @@ class Partition:
         self.suspect = False
         self.careful = 0
         self.unreadable: str | None = None
-        self.calls: set[int] = set()
+        self.calls: dict[int, float] = {}
         self.deaf: set[int] = set()
         self.put_off = 0.0
         self.undone = False  # a transaction of it was not committed, or nobody knows; and none since

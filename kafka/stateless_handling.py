@@ -123,7 +123,7 @@ class StatelessHandling:
         loop = asyncio.get_running_loop()
         deaf = None if timeout is None else loop.call_later(timeout + DEAF_SECONDS, partition.deaf.add, offset)
         forks, task = forks_so_far(), asyncio.current_task()
-        partition.calls.add(offset)
+        partition.calls[offset] = started
         try:
             async with asyncio.timeout(timeout):
                 try:
@@ -143,7 +143,7 @@ class StatelessHandling:
         finally:
             if deaf is not None:
                 deaf.cancel()
-            partition.calls.discard(offset)
+            partition.calls.pop(offset, None)
             partition.deaf.discard(offset)
             end_if_forked(forks, sys.exception())
             self._metrics.handled(self._subscription.topic, time.monotonic() - started)

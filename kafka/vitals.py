@@ -201,19 +201,22 @@ class Vitals:
     def figures(self) -> Iterator[Figures]:
         """The gauges."""
         paused: dict[tuple[str, int | None], float] = dict.fromkeys(((topic, None) for topic in self._topics), 0.0)
-        stalled, full, stopped = dict(paused), dict(paused), dict(paused)
+        stalled, oldest, full, stopped = dict(paused), dict(paused), dict(paused), dict(paused)
         lag: dict[tuple[str, int | None], float] = {}
         for partition in self._partitions():
             topic, number = partition.tp
             if (since := partition.failing_since) is not None:
                 paused[topic, None] += 1
                 stalled[topic, None] = max(stalled[topic, None], _age(since))
+            begun = min(list(partition.calls.values()), default=None)
+            oldest[topic, None] = max(oldest[topic, None], _age(begun))
             full[topic, None] += partition.state is State.FULL
             stopped[topic, None] += partition.problem() is not None
             if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
                 lag[topic, number] = max(0, end - partition.next_offset)
         yield "sidings_consumer_paused_partitions", "Partitions held up by a message that fails.", paused
         yield "sidings_consumer_stalled_seconds", "How long the longest of them has been paused.", stalled
+        yield "sidings_consumer_oldest_call_seconds", "How long the oldest call of a handler has lasted.", oldest
         yield (
             "sidings_consumer_full_partitions",
             "Partitions of which no more is read, since enough is under way.",

@@ -53,6 +53,41 @@ async def test_health_tells_of_a_handler_that_goes_on_after_its_timeout(
 
 
 @pytest.mark.parametrize("stateless", [False, True])
+async def test_a_metric_tells_how_long_a_handler_without_a_timeout_has_been_under_way(
+    effects, topic, sidings_kafka, stateless
+):
+    """Of a stateless one nothing told: its loop goes on beside it."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+    over = asyncio.Event()
+
+    if stateless:
+
+        @service.consumer(name, stateless=True, dead_letter="dead", timeout=None)
+        async def handle(message: Message[Number]) -> None:
+            await over.wait()
+    else:
+
+        @service.consumer(name, timeout=None)
+        async def handle_too(message: Message[Number], tx: Transaction) -> None:
+            await over.wait()
+
+    def seconds() -> float | None:
+        labels = {"service": "test", "topic": name}
+        return service.samples.get_sample_value("sidings_consumer_oldest_call_seconds", labels)
+
+    async with service:
+        try:
+            assert seconds() == 0
+            await produce(sidings_kafka, name, [1])
+            first = await eventually(seconds)
+            await eventually(lambda: (seconds() or 0) > first + 0.1)
+        finally:
+            over.set()
+        await eventually(lambda: seconds() == 0)
+
+
+@pytest.mark.parametrize("stateless", [False, True])
 async def test_a_stop_ends_without_a_handler_that_takes_no_notice_of_it(
     effects, topic, sidings_kafka, monkeypatch, caplog, stateless
 ):

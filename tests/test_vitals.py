@@ -56,6 +56,7 @@ def test_what_the_figures_are_of(clock):
         a_partition(6, State.READY),
         a_partition(7, State.READY),
     ]
+    partitions[2].calls, partitions[5].calls = {21: NOW - 2, 20: NOW - 7}, {5: NOW - 1}
     told: dict[int, Any] = {0: 9, 3: 9, 4: 7, 5: AssertionError(), 6: AttributeError(), 7: 8}
 
     def highwater(tp: TopicPartition) -> int | None:
@@ -70,6 +71,7 @@ def test_what_the_figures_are_of(clock):
     positions, none = ("positions", None), {("orders", None): 0.0}
     assert figures["paused_partitions"] == {positions: 2} | none
     assert figures["stalled_seconds"] == {positions: 10} | none
+    assert figures["oldest_call_seconds"] == {positions: 7} | none
     assert figures["full_partitions"] == {positions: 1} | none
     assert figures["stopped_partitions"] == {positions: 1} | none
     assert figures["topic_paused"] == {positions: 0} | none
