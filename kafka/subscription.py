@@ -178,6 +178,9 @@ class Subscription(Generic[T]):
         """Whether `message` is of no interest, so that only its offset counts."""
         return False
 
+    def check_stored(self, message: Message[T]) -> None:
+        """Called before a stored message is handled. Raises `Snooze` where this release cannot."""
+
     def id_of(self, record: Record, message: Message[T] | None) -> bytes | None:
         """What tells repeats of a message, where that is asked for; a message without an id is handled as it comes.
 
@@ -216,6 +219,7 @@ class Subscription(Generic[T]):
 
         async def handle(job: Job[StoredMessage]) -> None:
             message = self.decode(job.payload.record())
+            self.check_stored(message)
             with working_on(message):
                 await self.call([message], job.tx)
 

@@ -1,21 +1,26 @@
 """A topic with messages of several types, each with a model and a handler of its own."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic_core import from_json
 
 from ..errors import ConfigurationError, UndecodableMessage, UnknownMessageType
-from ..jobs import Retry, Transaction
+from ..jobs import Retry, Snooze, Transaction
 from .calling import called_alone, shown
 from .message import Message, Record
 from .subscription import Decoder, Dedup, Start, Subscription
 
 __all__ = ["TypedSubscription", "Unknown"]
 
+log = logging.getLogger("sidings.consumer")
+
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
 Unknown = Literal["park", "skip", "fail"]
+
+_LOOK_AGAIN_SECONDS = 60.0  # at a stored message: another release may run then
 
 
 class TypedSubscription(Subscription[Any]):
@@ -61,6 +66,7 @@ class TypedSubscription(Subscription[Any]):
         self._path = [] if type_field is None else type_field.split(".")
         self._unknown: Unknown = unknown
         self._routes: dict[str | None, Subscription[Any]] = {}
+        self._missed: set[str] = set()  # what has been told of stored messages without a handler
 
     def on(
         self,
@@ -148,9 +154,23 @@ class TypedSubscription(Subscription[Any]):
         """Whether `message` is of no interest."""
         return self._unknown == "skip" and message.type not in self._routes
 
+    def check_stored(self, message: Message[Any]) -> None:
+        """A type that this release does not know, as while another one is rolled out, or was rolled back: the message
+        is neither passed over nor given up. Raises `Snooze`."""
+        if message.type in self._routes:
+            return
+        why = self._no_handler(message.type)
+        if why not in self._missed:
+            self._missed.add(why)
+            log.warning(
+                "%s: stored messages wait, and later ones of their keys: %s. Declare one, or end them, where no "
+                "release has one any more (`sidings groups list` has them, `sidings groups skip` ends one)",
+                *(self.topic, why),
+            )
+        raise Snooze(_LOOK_AGAIN_SECONDS, why)
+
     async def _take_unknown(self, message: Message[bytes | None], tx: Transaction) -> None:
-        if not self.passes_over(message):
-            raise UnknownMessageType(self._no_handler(message.type))
+        raise UnknownMessageType(self._no_handler(message.type))
 
     def _no_handler(self, type: str | None) -> str:
         known = ", ".join(sorted(repr(known) for known in self._routes))

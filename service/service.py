@@ -328,7 +328,8 @@ class Service:
             unknown: What becomes of a message whose type has no handler. ``"park"``: it is kept as a held job, like one
                 that cannot be decoded. ``"skip"``: it is passed over, and counted. ``"fail"``: it fails with
                 `UnknownMessageType`, is tried again and then parked in its key's group, so that later messages of its
-                key wait, in order, for a release of yours that knows the type.
+                key wait, in order, for a release of yours that knows the type. So does, with ``"skip"`` and ``"fail"``,
+                each message that is stored already.
             retry: As in `consumer`, for all types; so are `isolate`, `start`, `timeout`, `dedup` and `max_waiting`.
 
         Returns:

@@ -15,10 +15,12 @@ from sidings import (
     Message,
     OutboxSettings,
     Retry,
+    Snooze,
     Transaction,
     UndecodableMessage,
     current_headers,
 )
+from sidings.kafka import typed_subscription
 from sidings.kafka.subscription import Subscription
 from sidings.kafka.typed_subscription import TypedSubscription
 from tenacity import stop_after_attempt, wait_fixed, wait_none
@@ -187,9 +189,10 @@ async def test_unknown_types_can_be_skipped_and_are_counted(effects, topic, sidi
 
 
 async def test_where_unknown_types_fail_their_keys_wait_in_order_for_a_release_that_knows_them(
-    effects, topic, sidings_kafka
+    effects, topic, sidings_kafka, monkeypatch
 ):
     name = await topic()
+    monkeypatch.setattr(typed_subscription, "_LOOK_AGAIN_SECONDS", 0.05)
     retry = Retry(wait=wait_none(), stop=stop_after_attempt(3))
 
     def a_release(*known: str):
@@ -197,7 +200,6 @@ async def test_where_unknown_types_fail_their_keys_wait_in_order_for_a_release_t
         events = service.topic(name, type_header="type", unknown="fail", retry=retry)
         for kind in known:
             events.on(kind, model=Number)(record)
-        service.registry.get(f"message:{name}").retry = Retry(wait=wait_fixed(0.05))
         return service
 
     await produce_typed(sidings_kafka, name, ("number", as_json(1)), ("later", as_json(2)), ("number", as_json(3)))
@@ -206,11 +208,59 @@ async def test_where_unknown_types_fail_their_keys_wait_in_order_for_a_release_t
     async with older:
         await eventually(offset_reaches(effects, name, 4))
         await eventually(lambda: sample(older, "sidings_consumer_failures_total") == 3)
-        await eventually(lambda: sample(older, "sidings_jobs_total", outcome="retried") >= 1)
+        await eventually(lambda: sample(older, "sidings_jobs_total", outcome="snoozed") >= 1)
     assert await numbers(effects) == [1, 4]
     async with a_release("number", "later"):
         await drained(effects)
     assert await numbers(effects) == [1, 4, 2, 3]
+
+
+@pytest.mark.parametrize("unknown", ["skip", "fail"])
+@pytest.mark.parametrize("isolate", [True, False])
+async def test_a_stored_message_waits_in_its_keys_order_where_a_release_before_has_no_handler_for_it(
+    effects, topic, sidings_kafka, monkeypatch, caplog, unknown, isolate
+):
+    """As while a deployment rolls, or after it was rolled back: it ended as succeeded, or was given up."""
+    name = await topic()
+    monkeypatch.setattr(typed_subscription, "_LOOK_AGAIN_SECONDS", 0.05)
+    once = Retry(wait=wait_none(), stop=stop_after_attempt(1))
+
+    def a_release(later: Any = None):
+        service = a_service(effects, sidings_kafka)
+        options = {"type_header": "type", "unknown": unknown, "isolate": isolate}
+        events = service.topic(name, retry=once, **options)
+        events.on("number", model=Number)(record)
+        if later is not None:
+            events.on("later", model=Number)(later)
+        return service
+
+    async def away(message: Message[Number], tx: Transaction) -> None:
+        raise Snooze(0.05, "not now") if isolate else ValueError("not yet")
+
+    kinds = ["number", "later", "number", "later"]
+    await produce_typed(sidings_kafka, name, *((kind, as_json(n)) for n, kind in enumerate(kinds)))
+    newer = a_release(away)
+    async with newer:
+        await eventually(offset_reaches(effects, name, 4))
+        await eventually(lambda: sample(newer, "sidings_jobs_total", outcome="snoozed" if isolate else "retried") >= 1)
+    (failures,) = await fetch(effects, "SELECT failures FROM sidings.job ORDER BY id LIMIT 1")
+    caplog.set_level(logging.WARNING)
+    await fetch(effects, "UPDATE sidings.job SET run_at = now() WHERE position IS NOT NULL")
+    older = a_release()
+    async with older:
+        await eventually(lambda: sample(older, "sidings_jobs_total", outcome="snoozed") >= 2)
+    assert await numbers(effects) == [0]
+    assert await value(effects, "SELECT count(*) FROM sidings.job") == 3  # in the order in which they stand
+    assert (await fetch(effects, "SELECT failures FROM sidings.job ORDER BY id LIMIT 1")) == [failures]
+    (told,) = [line for line in caplog.messages if "there is no handler for the type 'later'" in line]
+    assert "`sidings groups skip`" in told
+    (error,) = await fetch(
+        effects, "SELECT error_message FROM sidings.job_history ORDER BY finished_at DESC, attempt DESC LIMIT 1"
+    )
+    assert error["error_message"] == "there is no handler for the type 'later'; known: 'number'"
+    async with a_release(record):
+        await drained(effects)
+    assert await numbers(effects) == [0, 1, 2, 3]
 
 
 async def test_lists_are_of_one_type_and_in_the_order_of_the_partition(effects, topic, sidings_kafka):

@@ -239,8 +239,8 @@ tests:
             exp_annotations:
               summary: "s: jobs of type pay are put off again and again, and none succeeds"
               description: "`sidings jobs show` of one of `sidings jobs list --type pay` has the reason of each\\
-                \\ attempt, and so has the log: their handler asks for it (Snooze), or Postgres does not answer or\\
-                \\ refuses them. They go on by themselves when that is mended."
+                \\ attempt, and so has the log: their handler asks for it (Snooze), a message's type has no handler,\\
+                \\ or Postgres does not answer or refuses them. They go on by themselves when that is mended."
       - {eval_time: 360m, alertname: SidingsJobsArePutOff, exp_alerts: []}
       - {eval_time: 600m, alertname: SidingsJobsArePutOff, exp_alerts: []}
 """
