@@ -181,7 +181,8 @@ class DirectoryError(SidingsError):
 
 
 class DirectoryNotReady(DirectoryError):
-    """A directory has not applied yet what was in its topic at the start. The message says how far it is."""
+    """A directory has not applied yet what was in its topic at the start, or could read none of its rows. The message
+    says how far it is, or what is wrong with them."""
 
 
 class DirectoryBehind(DirectoryError):

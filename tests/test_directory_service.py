@@ -114,6 +114,38 @@ async def test_consumers_and_readiness_wait_for_the_directories(topic, sidings_k
         await eventually(ready)
 
 
+async def test_a_service_whose_directory_can_read_none_of_its_rows_is_not_ready(topic, sidings_kafka):
+    """It handled messages without them, and a rolling update went through."""
+    payments, directory = await topic("payments"), await topic("terminals", config=COMPACTED)
+    await pay(sidings_kafka, payments, "T-1")
+    await put(sidings_kafka, directory, {"T-1": b"{}"})
+
+    def a_release() -> tuple[Any, list[str]]:
+        service, routed = a_service(sidings_kafka, http="127.0.0.1:0"), list[str]()
+        terminals = service.directory(directory, model=Acquirer)
+
+        @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
+        async def route(message: Message[Payment]) -> None:
+            routed.append(terminals[message.value.terminal].acquirer_id)
+
+        return service, routed
+
+    async def answers(service: Any, text: str) -> None:
+        await eventually(lambda: text in str(service._life.not_ready()), service._life.not_ready)
+        assert await status(service, "/ready") == 503
+        assert await status(service, "/health") == 200
+
+    service, routed = a_release()
+    async with asyncio.timeout(SECONDS), service:
+        await answers(service, "1 bad")  # and it stops while it waits
+    assert routed == []
+    service, routed = a_release()
+    async with service:
+        await answers(service, "1 bad")
+        await put(sidings_kafka, directory, {"T-1": row("T-1", "a")})
+        await eventually(lambda: routed == ["a"])
+
+
 @pytest.mark.parametrize("storage", [lambda path: None, SQLite], ids=["memory", "sqlite"])
 async def test_what_callbacks_build_is_complete_when_handlers_run(topic, sidings_kafka, tmp_path, storage):
     """A dict that `on_change` filled was empty after each start, as it is not told of the load. With a file a start

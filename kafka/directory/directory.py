@@ -245,7 +245,7 @@ class Directory(Generic[T]):
             raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Return when all is applied that was in the topic at the start.
+        """Return when it is `ready`.
 
         Args:
             timeout: Seconds. None: any time.
@@ -262,7 +262,7 @@ class Directory(Generic[T]):
 
     @property
     def ready(self) -> bool:
-        """Whether all is applied that was in the topic at the start."""
+        """Whether all is applied that was in the topic at the start, and, where rows are bad, some are good."""
         return self._load_took is not None
 
     @property
@@ -397,7 +397,13 @@ class Directory(Generic[T]):
     def _finish_loading(self) -> None:
         self._load_took = self.start_seconds
         self._loaded.set()
-        log.info("directory %r is ready after %.2f s: %s entries", self.topic, self._load_took, len(self._storage))
+        bad = len(self._follower.faults)
+        told = f"; {bad} rows are bad, as errors() tells" if bad else ""
+        log.log(
+            logging.WARNING if bad else logging.INFO,
+            "directory %r is ready after %.2f s: %s entries%s",
+            *(self.topic, self._load_took, len(self._storage), told),
+        )
 
     def _figures(self) -> Figures:
         follower = self._follower

@@ -15,6 +15,7 @@ from ...collector import CollectorRest
 from ...errors import DirectoryBehind
 from ...jobs import Snooze
 from ...jobs.retry import asked_seconds
+from ...legible import legible
 from ...outage import Outage
 from ...waiting import set_within, unless_set
 from ..calling import puts_off, text_of
@@ -49,7 +50,7 @@ _MAX_PAUSE_SECONDS = 10.0
 
 
 class Follower(Generic[T]):
-    """Keeps `storage` equal to `topic`. on_loaded: called once, when the barrier is reached."""
+    """Keeps `storage` equal to `topic`. on_loaded: called once, when the load has ended."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Follower(Generic[T]):
         self._reported_at = time.monotonic()
         self._failures = 0
         self._warned = False  # of keys of two kinds
+        self._told_of_none = False  # that none of the rows can be read
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -241,7 +243,7 @@ class Follower(Generic[T]):
             await self._apply(reader, fetched)
             if not self._loading:
                 await self._remember_completeness(reader)
-            elif self.progress.reached and self._is_last_barrier():
+            elif self.progress.reached and self._is_last_barrier() and not self._takes_none():
                 await self._finish()
             self._report()
             if time.monotonic() - looked_at > _LOOK_SECONDS:
@@ -271,6 +273,24 @@ class Follower(Generic[T]):
             ends = self.progress.ends
             self.progress.barrier = {p: max(end, ends.get(p, 0)) for p, end in self.progress.barrier.items()}
         return self.progress.reached
+
+    def _takes_none(self) -> bool:
+        """Whether rows are bad, and none is good: likely the model does not fit them. A directory that is ready without
+        them lets a deployment go through after which nobody has any. So it follows on, until a row is good, or none is
+        bad any more."""
+        bad = len(self.faults)
+        if self._loaded or not bad or len(self._storage):
+            return False
+        first = next(iter(self.faults))
+        self.trouble = (
+            f"none of its rows can be read ({bad} bad), the first at partition {first.partition} offset "
+            f"{first.offset}: {legible(first.reason)}. Where the model does not fit them: give its new fields a "
+            "default, or publish the rows first"
+        )
+        if not self._told_of_none:
+            self._told_of_none = True
+            log.error("directory %r is not ready: %s", self.topic, self.trouble)
+        return True
 
     async def _apply(self, reader: Reader, fetched: Mapping[int, Sequence[Record]]) -> None:
         changes, bad = self._rows.read_all(chain.from_iterable(fetched.values()))
@@ -349,7 +369,7 @@ class Follower(Generic[T]):
 
     def _report(self) -> None:
         """Say now and then how far the load is."""
-        if self._loading and time.monotonic() - self._reported_at > _REPORT_SECONDS:
+        if self._loading and self.trouble is None and time.monotonic() - self._reported_at > _REPORT_SECONDS:
             self._reported_at = time.monotonic()
             told = self.progress.describe(self.progress.barrier)
             log.info("directory %r: %.0f %% loaded: %s", self.topic, 100 * self.progress.fraction, told)
@@ -459,6 +479,7 @@ class Follower(Generic[T]):
         """Read everything again. Rows that are in use stay until it is known which of them are gone. All positions have
         to be sought."""
         assert self._identity is not None
+        self.trouble = None
         self.rebuilds += 1
         log.warning("directory %r is built anew: %s", self.topic, reason)
         if self._loaded:
@@ -500,7 +521,7 @@ class Follower(Generic[T]):
             await self._callbacks.tell_load(self._storage)
         self._collector.resume()
         if not self._loaded:
-            self._loaded = True
+            self._loaded, self.trouble = True, None
             self._completeness.loaded()
             self._on_loaded()
         self._wake()
