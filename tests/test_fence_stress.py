@@ -458,7 +458,7 @@ async def test_a_takeover_accounts_for_what_ran_in_that_origin_alone(database: s
         assert len(await connection.fetch(history)) == 1
 
 
-async def test_a_wish_gives_way_to_none_of_an_older_generation_until_it_has_run_out(database: str):
+async def test_a_wish_gives_way_to_a_newer_generation_only_until_it_has_run_out(database: str):
     acquire = "SELECT * FROM sidings.acquire($1, '{t/0}', $2, '1 minute', true)"
     former, me = UUID(int=1), UUID(int=2)
     async with connected(database) as connection:
@@ -468,7 +468,7 @@ async def test_a_wish_gives_way_to_none_of_an_older_generation_until_it_has_run_
         )
         for until, generation, wanted_by in (
             ("infinity", 4, former),
-            ("infinity", 5, me),
+            ("infinity", 5, former),
             ("infinity", 6, me),
             ("-infinity", 4, me),
         ):
@@ -479,6 +479,34 @@ async def test_a_wish_gives_way_to_none_of_an_older_generation_until_it_has_run_
             assert await connection.fetch(acquire, me, generation) == []
             wish = await connection.fetchrow("SELECT wanted_by, wanted_generation FROM sidings.origin")
             assert tuple(wish or ()) == (wanted_by, generation if wanted_by == me else 5)
+
+
+async def test_a_wish_is_prolonged_by_who_has_it_when_half_of_its_time_is_over_and_written_no_sooner(database: str):
+    """Who waits asks again and again, for as long as it lives. What it finds as it should be it does not even lock."""
+    holder, me, other = UUID(int=0), UUID(int=1), UUID(int=2)
+    row = "SELECT ctid, xmin, xmax, wanted_by, wanted_until > now() + interval '59 minutes' FROM sidings.origin"
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.origin (origin, owner, epoch, lease_until) VALUES ('t/0', $1, 1, 'infinity')", holder
+        )
+        acquire = "SELECT * FROM sidings.acquire($1, '{t/0}', $2, '1 hour', true)"
+        shorten = "UPDATE sidings.origin SET wanted_until = clock_timestamp() + $1::text::interval"
+        for left, asks, generation, prolonged in (
+            ("31 minutes", me, 5, False),
+            ("31 minutes", other, 5, False),
+            ("29 minutes", other, 5, False),
+            ("29 minutes", me, 4, False),
+            ("29 minutes", me, 5, True),
+            ("31 minutes", me, 6, True),
+        ):
+            await connection.execute("UPDATE sidings.origin SET wanted_by = $1, wanted_generation = 5", me)
+            await connection.execute(shorten, left)
+            before = await connection.fetchrow(row)
+            assert await connection.fetch(acquire, asks, generation) == []
+            after = await connection.fetchrow(row)
+            assert (after == before) is not prolonged
+            assert after is not None
+            assert tuple(after)[3:] == (me, prolonged)
 
 
 async def test_no_superseded_epoch_ends_a_job(database: str):

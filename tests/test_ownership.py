@@ -103,6 +103,30 @@ async def test_two_believers_of_one_generation_leave_each_other_alone(database: 
         await fleet.verify()
 
 
+async def test_who_waits_for_a_live_holder_leaves_the_rows_of_its_origins_alone(database: str, tmp_path: Path):
+    """As all but one of the instances with one static assignment do, for as long as they live: each locked and wrote
+    every row anew ten times a second, to wish what stood there as its wish."""
+    track = "DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET track_functions = pl', current_database()); END$$"
+    looks = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_user_functions WHERE funcname = 'acquire'"
+    rows = "SELECT ctid, xmin, xmax, wanted_by FROM sidings.origin ORDER BY origin"
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 3600.0}) as fleet:
+        await fleet.fetch(track)
+        async with fleet.local(ORIGINS, 0) as one:
+            await one.settled(20)
+            async with fleet.local(ORIGINS, 0) as other:
+                await until(lambda: wishes(fleet, 0), "wishes of the other")
+                before = await fleet.fetch(rows)
+                assert [row["wanted_by"] for row in before] == [other.id] * len(ORIGINS)
+                async with fleet.local(ORIGINS, 0):
+                    looked = await fleet.fetchval(looks)
+
+                    async def many_more() -> bool:
+                        return await fleet.fetchval(looks) > looked + 30
+
+                    await until(many_more, "both to look again and again")
+                    assert await fleet.fetch(rows) == before
+
+
 async def time_passes(fleet: Fleet, leases: float) -> None:
     """Return when every lease ends so many leases later than any did before: all have been renewed meanwhile."""
     before = await fleet.fetchval("SELECT max(lease_until) FROM sidings.origin")
