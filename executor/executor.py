@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ..errors import ConfigurationError, PostgresUnavailable
+from ..errors import ConfigurationError, PostgresUnavailable, SchemaTooNew
 from ..jobs import Registry
 from ..outage import Outage
 from ..schema import load_sql
@@ -316,8 +316,9 @@ class Executor:
             self.workers.end()
 
     async def _run_loops(self) -> None:
+        spare = False
         while True:
-            await self._register()
+            await self._register(goes_on=spare)
             loops: list[Coroutine[Any, Any, None]] = [
                 self.cycles.run(),
                 self.reader.run(),
@@ -337,7 +338,10 @@ class Executor:
                     [ended, *_], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     raise RuntimeError(f"a loop has ended: {ended!r}")
             except* Deposed:
-                log.error("the row of executor %s is gone from the database: starting again under a new id", self.id)
+                spare = not self.scheduler.origins  # maintenance deletes the row of one that has held nothing for a day
+                level = logging.INFO if spare else logging.ERROR
+                told = "the row of executor %s is gone from the database: starting again under a new id"
+                log.log(level, told, self.id)
                 self._fenced(list(self.scheduler.origins))
                 self._renew_links()  # some may lead to a former primary, where the next one would be registered
             except* Exception:
@@ -348,13 +352,18 @@ class Executor:
             if (task := asyncio.current_task()) is not None and task.cancelling():  # errors of a group hide that
                 raise asyncio.CancelledError
 
-    async def _register(self) -> None:
+    async def _register(self, *, goes_on: bool) -> None:
+        """goes_on: as one that runs does on a schema on which its release may start no more."""
         self.id = uuid4()  # only now: what was made before a fork runs in several processes
         backoff, outage, self._refusal = Backoff(), Outage(log, "the executor could not be registered"), None
         while True:
             try:
                 if not self._checked:
-                    await check_schema(self.postgres, self._service)
+                    try:
+                        await check_schema(self.postgres, self._service)
+                    except SchemaTooNew:
+                        if not goes_on:
+                            raise
                 self._checked = False  # the next time it may be another database
                 sql = load_sql(__package__, "register", self.postgres.schema_name)
                 await self._links["control"].fetch(sql, self.id, socket.gethostname(), os.getpid())

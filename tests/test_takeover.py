@@ -1,5 +1,6 @@
 """Executors that die, or sleep past their lease, under load."""
 
+import logging
 from itertools import pairwise
 from pathlib import Path
 
@@ -168,6 +169,26 @@ async def test_an_executor_that_held_nothing_for_days_acquires_at_once(database:
         await fleet.enqueue("step", ORIGINS, groups=2, each=2)
         spare.assign(ORIGINS, 2)
         await fleet.finish()
+
+
+async def test_one_that_waits_for_days_registers_anew_without_an_error_also_on_a_newer_schema(
+    database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """As a second instance with the same static assignment does, or one more than there are partitions. Each day it
+    said that it was deposed; and its process ended, where its release could not have started any more by then."""
+    settings = {"lease_seconds": 600.0}
+    async with Fleet(database, tmp_path, executor=settings) as fleet, fleet.local(ORIGINS, 0) as holder:
+        await holder.settled(20)
+        async with fleet.local(ORIGINS, 0) as waiting:
+            await until(lambda: fleet.fetchval("SELECT min(wanted_generation) = 0 FROM sidings.origin"), "a wish")
+            former = waiting.id
+            await fleet.fetch("UPDATE sidings.executor SET started_at = now() - interval '2 days'")
+            await fleet.fetch("INSERT INTO sidings.migration (version, name, checksum) VALUES (9999, 'later', 'x')")
+            await fleet.fetch("SELECT sidings.maintain(30)")
+            await until(lambda: waiting.id != former, "a row under a new id")
+            await holder.stop()
+            await until(lambda: set(waiting.held) == set(ORIGINS), "it takes over")
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 async def test_an_executor_whose_loops_have_failed_does_not_keep_its_origins(
