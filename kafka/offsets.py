@@ -110,17 +110,17 @@ class OffsetStore:
         await self._link.fetch(self._adopt_sql, topics, partitions, [ids[tp] for tp in ordered])
         self._topic_ids |= ids
 
-    async def find_reset(self) -> list[TopicPartition]:
-        """The partitions whose stored offsets may be others since they were loaded: reset by a person, or by a failover
-        that has lost commits. Raises `PostgresUnavailable`."""
-        known = list(self._resets)
-        partitions = int_array([tp.partition for tp in known])
-        rows = await self._link.fetch(self._resets_sql, [tp.topic for tp in known], partitions)
+    async def find_reset(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Those of these partitions whose stored offsets may be others since they were loaded: reset by a person, or by
+        a failover that has lost commits. Raises `PostgresUnavailable`."""
+        known = [tp for tp in partitions if tp in self._resets]
+        numbers = int_array([tp.partition for tp in known])
+        rows = await self._link.fetch(self._resets_sql, [tp.topic for tp in known], numbers)
         self._pauses.told(rows[0]["paused"])
         timeline: str = rows[0]["timeline"]
         found = {_partition_of(row): row["resets"] for row in rows if row["topic"]}
-        reset = {tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets}
-        return [*reset, *(tp for tp, its in self._timelines.items() if its != timeline and tp not in reset)]
+        reset = {tp for tp, resets in found.items() if self._resets[tp] != resets}
+        return [tp for tp in known if tp in reset or self._timelines[tp] != timeline]
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
         """Store where to start, unless another process was faster. Raises `PostgresUnavailable`."""

@@ -284,7 +284,7 @@ class ResetWatch:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
-                reset = await self._offsets.find_reset()
+                reset = await self._offsets.find_reset(self._partitions)
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.debug("resets could not be looked for: %s", error)
                 continue

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,11 @@ from sidings import (
     Snooze,
     Transaction,
 )
+from sidings.executor import Link
+from sidings.kafka.offsets import OffsetStore
 from sidings.kafka.outbox import MESSAGE_ID
 from sidings.kafka.partition import Partition, State
+from sidings.kafka.pauses import Pauses
 from sidings.kafka.reset import ResetWatch
 from tenacity import stop_after_attempt, wait_fixed
 
@@ -135,7 +139,7 @@ async def test_a_partition_that_waits_for_its_place_is_told_of_once_and_not_at_e
     looks = 0
 
     class Offsets:
-        async def find_reset(self) -> list[TopicPartition]:
+        async def find_reset(self, _: object) -> list[TopicPartition]:
             nonlocal looks
             looks += 1
             return [partition.tp]
@@ -147,6 +151,35 @@ async def test_a_partition_that_waits_for_its_place_is_told_of_once_and_not_at_e
     assert partition.state is State.UNPLACED
     assert partition.placement == 1
     assert caplog.text.count("rides/0") == 1
+
+
+async def test_resets_are_looked_for_only_in_the_partitions_that_are_assigned(database: str, monkeypatch):
+    """Of all that it had ever had an instance asked, each second, whatever it had after a rebalance."""
+    monkeypatch.setattr("sidings.kafka.reset._LOOK_SECONDS", 0.001)
+    asked: list[tuple[object, ...]] = []
+
+    class Asking(Link):
+        async def fetch(self, query: str, *args: object):
+            if "AS paused" in query and "c.resets > 0" in query:
+                asked.append(args)
+            return await super().fetch(query, *args)
+
+    kept, given_up = (Partition(TopicPartition("rides", number)) for number in range(2))
+    settings, epochs, displaced = PostgresSettings(dsn=database), SimpleNamespace(), list[Partition]()
+    link = Asking(settings)
+    offsets = OffsetStore(link, settings, epochs, {}, Pauses([]))  # pyright: ignore[reportArgumentType]
+    await offsets.create({kept.tp: 5, given_up.tp: 5})
+    await offsets.load([kept.tp, given_up.tp])
+    kept.place(5)
+    watching = asyncio.create_task(ResetWatch({kept.tp: kept}, offsets, displaced.extend).run())
+    try:
+        await fetch(database, "UPDATE sidings.consumer_offset SET resets = 1")
+        await eventually(lambda: displaced)
+    finally:
+        watching.cancel()
+        await link.close()
+    assert {*displaced} == {kept}
+    assert [args for args in asked if args != (["rides"], "{0}")] == []
 
 
 async def test_a_transaction_that_was_under_way_cannot_commit_not_even_back_at_its_own_offset(
