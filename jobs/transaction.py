@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-__all__ = ["Added", "Connection", "Transaction", "is_closed", "note_jobs", "noted", "should_be_stored"]
+__all__ = ["Added", "Connection", "Transaction", "is_closed", "note_jobs", "noted", "should_be_stored", "terminate"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _GIVE_UP_SECONDS = 0.5  # that asyncpg may take to begin to cancel a statement
+_UNDO_SECONDS = 2.0  # for a savepoint to be undone, before its connection is closed
 _MOST_ADDED, _MOST_ADDED_BYTES = 1_000, 4 << 20
 _SAVEPOINT = "SAVEPOINT sidings_"
+# What says that a savepoint could not be undone. The last one is asyncpg 0.32's, as of a connection that broke.
+_NOT_UNDONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)  # and TimeoutError
 _CALLS = 16  # remembered at least: one that is awaited ends before the next
 
 
@@ -34,6 +37,13 @@ def is_closed(connection: Connection) -> bool:
         return connection.is_closed()
     except asyncpg.InterfaceError:
         return True
+
+
+def terminate(connection: Connection) -> None:
+    """Close the connection without a word to the server. Also one that is closed: before asyncpg 0.32 the pool would
+    never have its place back else."""
+    with suppress(asyncpg.InterfaceError):  # it has it back
+        connection.terminate()
 
 
 def noted(method: F) -> F:
@@ -236,9 +246,10 @@ class Transaction:
             async with tx.savepoint():
                 await tx.execute("INSERT INTO ...", timeout=2)
 
-        While something in it is under way, it cannot be undone: then nothing commits. Use it instead of asyncpg's own
-        savepoints, through `connection`: with those, a transaction that fails costs its connection, since whoever has
-        that object may still use it.
+        While something in it is under way, it cannot be undone: then nothing commits. Where it is not undone within two
+        seconds, as on a silent network, the connection is closed. Use it instead of asyncpg's own savepoints, through
+        `connection`: with those, a transaction that fails costs its connection, since whoever has that object may
+        still use it.
         """
         await self.flush()
         self._depth += 1
@@ -248,15 +259,31 @@ class Transaction:
             yield
             await self.flush()
             await self.execute(f"RELEASE SAVEPOINT {name}")
-        except BaseException:
+        except BaseException as error:
             self.added = {}
             self._unsure = True  # until it is undone, which it is not while something in it is still under way
-            with suppress(asyncpg.InvalidSavepointSpecificationError):  # not there: then nothing commits any more
-                await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+            try:
+                await self._undo(name)
                 self._unsure, self.unstored = unsure, unstored
-            raise
+            except asyncpg.InvalidSavepointSpecificationError:
+                pass  # not there: then nothing commits any more
+            except _NOT_UNDONE:
+                if isinstance(error, Exception):
+                    raise
+            raise  # a cancellation is its caller's, who makes a timeout of it
         finally:
             self._depth -= 1
+
+    async def _undo(self, name: str) -> None:
+        """Roll back to a savepoint; where that is not quick, let the server find out by itself."""
+        try:
+            # A limit of asyncpg's own is none, before 0.32: it first waits for the answer to what was cancelled.
+            async with asyncio.timeout(_UNDO_SECONDS):
+                await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+        except TimeoutError:
+            if self._connection is not None:  # else it may be the next one's by now
+                terminate(self._connection)
+            raise
 
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""
@@ -295,8 +322,7 @@ class Transaction:
                         try:
                             await asyncio.sleep(_GIVE_UP_SECONDS)  # Postgres is told: nothing else ends its waiting
                         finally:
-                            with suppress(asyncpg.InterfaceError):  # it has broken meanwhile, and the pool has it back
-                                connection.terminate()
+                            terminate(connection)
             raise
         finally:
             with suppress(asyncpg.InterfaceError):  # the pool has it back
@@ -352,11 +378,7 @@ class _Guard:
         self._timer = self._loop.call_later(seconds, self._wait)
 
     def _wait(self) -> None:  # asyncpg gives up now; and where the event loop stood still, what has come is to be read
-        self._timer = self._loop.call_later(_GIVE_UP_SECONDS, self._cut)
-
-    def _cut(self) -> None:
-        with suppress(asyncpg.InterfaceError):  # the pool has it back
-            self._connection.terminate()
+        self._timer = self._loop.call_later(_GIVE_UP_SECONDS, terminate, self._connection)
 
     def cancel(self) -> None:
         self._timer.cancel()

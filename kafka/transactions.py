@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from ..executor import CLEAN, PostgresSettings, keep_from_children, refuses_writes, takes_no_writes
 from ..jobs import Connection, Transaction
 from ..jobs.retry import leaves_of
-from ..jobs.transaction import is_closed
+from ..jobs.transaction import is_closed, terminate
 from ..schema import connect_any
 from .checks import check_loop
 
@@ -56,13 +56,6 @@ def server_is_gone(error: BaseException, connection: Connection) -> bool:
     if isinstance(error, asyncpg.QueryCanceledError):
         return False
     return isinstance(error, _SERVER_GONE) or is_closed(connection)
-
-
-def terminate(connection: Connection) -> None:
-    """Close the connection without a word to the server. Also one that is closed: before asyncpg 0.32 the pool would
-    never have its place back else."""
-    with suppress(asyncpg.InterfaceError):  # it has it back
-        connection.terminate()
 
 
 async def _takes_no_writes(connection: Connection, error: BaseException, *, failed: bool) -> bool:

@@ -1,6 +1,7 @@
 """`service.transaction()`: what becomes of its connection when the block is over."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -18,7 +19,7 @@ from sidings.jobs.transaction import is_closed
 from sidings.kafka import Outbox, Transactions
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, impatient, offset_reaches, produce
-from .faulty_proxy import Moment, proxied
+from .faulty_proxy import KINDS, Moment, proxied
 from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch
 
 
@@ -435,6 +436,34 @@ async def test_savepoints_within_savepoints_are_undone_by_themselves_and_cost_no
     assert [row["id"] for row in await fetch(database, "SELECT id FROM wagon ORDER BY id")] == [1, 3, 6]
     assert len(backends) == 1
     await pool.stop()
+
+
+@pytest.mark.parametrize("silent", ["SELECT 'a handler asks'", "SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO"])
+async def test_who_gives_a_savepoint_up_on_a_silent_connection_is_told_so_soon(
+    database: str, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """It waited a minute to be undone, and its caller's timeout became an error of the connection's."""
+    monkeypatch.setitem(KINDS, "silent", re.compile(f"^{silent}"))
+    async with proxied(database) as proxy:
+        pool, fault = transactions(proxy.dsn), proxy.arm("silent", Moment.SILENT_BEFORE)
+        await pool.start()
+
+        async def work() -> None:
+            async with asyncio.timeout(None) as limit, pool.open() as tx:
+                limit.reschedule(asyncio.get_running_loop().time() + 0.5)
+                async with tx.savepoint(), tx.savepoint():
+                    await tx.fetchval("SELECT 'a handler asks'")
+                    if silent == "ROLLBACK TO":
+                        await tx.fetchval("SELECT pg_sleep(30)")
+
+        working = asyncio.create_task(work())
+        await asyncio.wait([working], timeout=12)
+        assert working.done()
+        assert type(working.exception()) is TimeoutError
+        assert fault.hits == 1
+        async with pool.open() as tx:
+            assert await tx.fetchval("SELECT true")
+        await pool.stop()
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -19,7 +20,7 @@ from sidings.executor.spare import Room
 from sidings.jobs import Job, Registry, Retry
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed
 
-from .faulty_proxy import Moment, proxied
+from .faulty_proxy import KINDS, Moment, proxied
 from .support import (
     ORIGIN,
     SECONDS,
@@ -377,6 +378,30 @@ async def test_a_handler_that_is_cancelled_while_its_server_is_asked_whether_it_
             await eventually(gone)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["by its timeout", "by a stop"])
+@pytest.mark.parametrize("silent", ["SELECT 'a handler asks'", "SAVEPOINT", "RELEASE SAVEPOINT"])
+async def test_a_handler_in_a_savepoint_ends_although_its_connection_has_fallen_silent(
+    database: str, monkeypatch: pytest.MonkeyPatch, silent: str, ends: str
+) -> None:
+    """The savepoint was to be undone, for which nothing had a limit: worker and group hung until TCP gave up."""
+    monkeypatch.setitem(KINDS, "silent", re.compile(f"^{silent}"))
+    registry, stops = Registry(), ends == "by a stop"
+
+    @registry.job(transactional=True, retry=ONCE, timeout=None if stops else 0.5)
+    async def once(job: Job[dict[str, str]]) -> None:
+        async with job.tx.savepoint(), job.tx.savepoint():
+            await job.tx.fetchval("SELECT 'a handler asks'")
+
+    async with proxied(database) as proxy:
+        fault = proxy.arm("silent", Moment.SILENT_BEFORE)
+        async with running(proxy.dsn, registry, shutdown_seconds=0.0) as executor:
+            await enqueue(database, once, [{}])
+            await eventually(lambda: fault.hits)
+            async with asyncio.timeout(SECONDS / 2):
+                await (executor.stop() if stops else drained(database))
+    assert await outcomes(database) == (["snoozed"] if stops else ["discarded"])
 
 
 async def test_nothing_cuts_a_connection_off_for_the_sake_of_a_job_that_has_ended(
