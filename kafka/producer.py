@@ -151,7 +151,6 @@ class Producer:
                     if _unacknowledged(sent):
                         over.set()
                     elif not (over.is_set() or limit.expired()):
-                        sender.silent_since = time.monotonic()
                         limit.reschedule(asyncio.get_running_loop().time() + delivery_seconds)
 
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
@@ -169,7 +168,6 @@ class Producer:
                     if over.is_set():  # one has failed
                         break
                 await asyncio.gather(*futures)
-            sender.silent_since = None
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
             silent, waited = (time.monotonic() - since for since in (sender.silent_since or began, began))
             if silent > self._settings.delivery_seconds and waited > _GRACE_SECONDS:

@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.protocol.produce import ProduceRequest
 from sidings import LogContext, correlated
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
+from sidings.kafka import producer as producer_module
+from sidings.kafka.brokers import _Client
 from sidings.kafka.outbox import Outgoing
 
 from .outbox_support import records, sending
@@ -42,6 +46,35 @@ async def test_callers_with_less_patience_do_not_keep_a_producer_that_has_lost_i
             return False
 
         await eventually(arrives, seconds=15)
+
+
+async def test_callers_with_less_patience_end_no_producer_whose_brokers_answer(sidings_kafka, topic, monkeypatch):
+    """An answer counted only where somebody still waited for it: after an idle hour the next one who gave up ended a
+    producer that nothing was wrong with, and its partitions were shunned."""
+    monkeypatch.setattr(producer_module, "_GRACE_SECONDS", 0.0)
+    etas, send, answering, asked, answered = await topic("etas"), _Client.send, asyncio.Event(), Counter(), Counter()
+
+    async def late(self: Any, node: int, request: Any, **options: Any) -> Any:
+        asked[type(request)] += 1
+        answer = await send(self, node, request, **options)
+        if isinstance(request, ProduceRequest):
+            await answering.wait()
+        answered[type(request)] += 1
+        return answer
+
+    monkeypatch.setattr(_Client, "send", late)
+    async with sending(sidings_kafka, delivery_seconds=2.0) as producer:
+        sender = await producer._connected(alone=False)
+        for number in (1, 2):
+            answering.clear()
+            began, impatient = time.monotonic(), asyncio.create_task(producer.send(etas, key="k", value=b"1"))
+            await eventually(lambda number=number: asked[ProduceRequest] == number)
+            impatient.cancel()
+            await asyncio.wait([impatient])
+            assert producer._current == {False: sender}
+            answering.set()
+            await eventually(lambda number=number: answered[ProduceRequest] == number)
+            await eventually(lambda began=began: time.monotonic() - began > 2.0)
 
 
 async def test_a_producer_whose_brokers_have_not_answered_in_time_is_used_no_more(sidings_kafka, topic):

@@ -16,8 +16,10 @@ from typing import Any, cast
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    DuplicateSequenceNumber,
     KafkaConnectionError,
     KafkaError,
+    NoError,
     ProducerClosed,
     UnknownTopicOrPartitionError,
     for_code,
@@ -42,8 +44,8 @@ _IDLE_SECONDS = 300.0  # without a message, before Kafka is asked no more for a 
 
 class Sender:
     """One producer. `users`: batches under way; `silent_since`: when a direct producer began to wait for an
-    acknowledgement and has had none since; `batch_bytes`: most of a batch, less where the topic takes no more. Not
-    idempotent ones serve topics that fail: at most one batch of a partition is under way there, so the order holds
+    acknowledgement, if Kafka has given none since; `batch_bytes`: most of a batch, less where the topic takes no more.
+    Not idempotent ones serve topics that fail: at most one batch of a partition is under way there, so the order holds
     without counting."""
 
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, idempotent: bool) -> None:
@@ -60,7 +62,7 @@ class Sender:
         go_around_hanging_brokers(self._producer.client, wanted=self._wanted)
         self._producer.client.cluster.add_listener(self._forget)
         self._refusals: dict[TopicPartition, str] = {}  # the last of each partition, until it takes something
-        self._note_refusals()
+        self._note_answers()
         self._again: set[TopicPartition] = set()  # their last batch is tried again, and may stand there twice
         if not idempotent:
             self._note_repeats()
@@ -73,8 +75,9 @@ class Sender:
         self._asked_for: list[str] = []  # topics, by whoever is about to send
         self._asked_at: dict[str, float] = {}  # when somebody was last
 
-    def _note_refusals(self) -> None:
-        """aiokafka tells nobody why it tries again, in an idempotent producer for ever."""
+    def _note_answers(self) -> None:
+        """aiokafka tells nobody why it tries again, in an idempotent producer for ever; nor of an acknowledgement where
+        who waited for it has given up."""
         client: Any = self._producer.client
         send = client.send
 
@@ -83,7 +86,10 @@ class Sender:
             if isinstance(request, ProduceRequest):
                 for topic, partitions in answer.topics:
                     for partition, code, *_ in partitions:
-                        if (refusal := for_code(code)).retriable:
+                        refusal = for_code(code)
+                        if refusal in (NoError, DuplicateSequenceNumber):
+                            self.silent_since = None
+                        if refusal.retriable:
                             self._refusals[TopicPartition(topic, partition)] = refusal.__name__
                         else:
                             self._refusals.pop(TopicPartition(topic, partition), None)
