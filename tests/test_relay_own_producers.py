@@ -8,12 +8,13 @@ from uuid import uuid4
 import pytest
 from aiokafka.errors import KafkaError
 from sidings.devstack.topics import create_topic
-from sidings.kafka.outbox import senders
+from sidings.kafka.outbox import OutboxSettings, senders
 from sidings.kafka.outbox.lane_senders import LaneSenders
+from sidings.kafka.settings import KafkaSettings
 
 from .consumer_support import administering
 from .outbox_support import arrived, emptied, publish, relaying
-from .support import connected, eventually
+from .support import SECONDS, connected, eventually
 
 
 @pytest.mark.chaos
@@ -87,3 +88,27 @@ async def test_a_slot_that_is_lost_while_a_topics_own_producer_asks_for_the_topi
         await emptied(database)
     assert len(lost) == 1
     assert await arrived(sidings_kafka, small) == 1
+
+
+async def test_a_topics_own_producer_that_it_needs_no_more_ends_although_the_relay_is_stopped_meanwhile(
+    sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was closed by the topic's task, which a stop cancels: its connections lived on for as long as the process."""
+    shared = senders.Senders(KafkaSettings(bootstrap=sidings_kafka), OutboxSettings())
+    connecting, of_topic = asyncio.create_task(shared.run()), LaneSenders(shared)
+    own = await of_topic.own()
+    of_own: Any = own._producer
+    sending, stop, stops = of_own._sender.sender_task, of_own.stop, asyncio.Event()
+
+    async def hangs() -> None:
+        stops.set()
+        await (stop() if sending.done() else asyncio.Event().wait())
+
+    monkeypatch.setattr(of_own, "stop", hangs)
+    choosing = asyncio.create_task(of_topic.choose(failing=False))
+    await asyncio.wait_for(stops.wait(), SECONDS)
+    choosing.cancel()
+    await eventually(sending.done, seconds=10)
+    connecting.cancel()
+    await shared.close()
+    assert of_own._closed

@@ -32,8 +32,8 @@ class LaneSenders:
         if failing or now() <= self._careful_until:
             return await self.own()
         if self._own is not None:
-            own, self._own = self._own, None
-            await own.close()
+            self._senders.retire(self._own)  # in the background: a stop may cancel this
+            self._own = None
         return main
 
     async def quiet(self) -> None:
