@@ -31,6 +31,7 @@ Partitioner = Literal["murmur2", "crc32"]
 
 _murmur2 = cast(Callable[[bytes], int], aiokafka_partitioner.murmur2)
 _LOAD_SECONDS = 5.0
+_UNREAD_SECONDS = 15.0  # of failing loads, before the health check complains
 _LOOK_SECONDS = 1.0
 _FRESH_SECONDS = 8.0  # for so long after a load, a topic that had not grown is taken for one that has not grown yet
 _ANNOUNCE_SECONDS = 10.0  # from the announcement to the use of a new count: longer than what is read may be believed
@@ -62,6 +63,7 @@ class Topics:
     """
 
     def __init__(self, settings: PostgresSettings, partitioners: Mapping[str, Partitioner]) -> None:
+        self.outage = Outage(log, "the partition counts could not be read, and what is known counts")
         self._link = Link(settings)
         self._partitioners = partitioners
         self._load_sql = load_sql(__package__, "load_topics", settings.schema_name)
@@ -70,7 +72,6 @@ class Topics:
         self._known: dict[str, _Topic] = {}
         self._loaded_at: float | None = None  # when the load was begun that `_known` comes from
         self._read_at: dict[tuple[str, int], float] = {}  # topic and former count: when it was first read here
-        self._unread = Outage(log, "the partition counts could not be read, and what is known counts")
         self._unwritten = Outage(log, "the partition counts could not be written")
         self._woken = asyncio.Event()
         self._shrunk: dict[str, float] = {}  # topics that have fewer partitions than is known, since when
@@ -130,6 +131,14 @@ class Topics:
             raise EnqueueError(f"origin_for({key!r}): give the key as its messages have it: str or bytes")
         return origin_of(topic, partition_for(raw, known.partitions, known.partitioner))
 
+    def problems(self) -> list[str]:
+        """What a health check should complain about: no other loop asks Postgres where nothing is assigned. As long as
+        it has never answered, the executor tells. Any thread may call it."""
+        failing = self.outage.seconds()
+        if self._loaded_at is None or failing < _UNREAD_SECONDS:
+            return []
+        return [f"the table of topics cannot be read, for {failing:.1f} s: {self.outage.error}"]
+
     async def run(self) -> None:
         """Keep the memory up to date, for ever."""
         while True:
@@ -142,9 +151,9 @@ class Topics:
         try:
             rows = await self._link.fetch(self._load_sql)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            self._unread.failed(error)
+            self.outage.failed(error)
         else:
-            self._unread.over()
+            self.outage.over()
             self._known = {
                 row["topic"]: _Topic(row["partitions"], row["partitioner"], tuple(row["former"])) for row in rows
             }

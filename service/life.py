@@ -97,6 +97,8 @@ class Life:
         if database is not None and database.relay is not None and self.running:
             found += database.relay.problems()
         if self.running:
+            if database is not None:
+                found += database.topics.problems()
             for directory in directories:
                 found += directory.problems()
             found += self._supervisor.failures

@@ -302,3 +302,38 @@ async def test_a_service_that_is_cancelled_again_while_it_stops_ends(database):
     running.cancel()
     await asyncio.wait([running], timeout=SECONDS)
     assert running.cancelled()
+
+
+@pytest.mark.parametrize("relay", [None, False, True])
+async def test_an_instance_without_origins_tells_of_an_outage_of_postgres(
+    own_postgres, sidings_kafka, monkeypatch, relay: bool | None
+):
+    """None of its loops asks Postgres for what it holds, so each took it for well. relay: None without Kafka."""
+    monkeypatch.setattr("sidings.kafka.topics._LOAD_SECONDS", 0.1)
+    monkeypatch.setattr("sidings.kafka.topics._UNREAD_SECONDS", 1.0)
+    postgres = await asyncio.to_thread(own_postgres)
+    await migrate(postgres.dsn, service="test")
+    outbox = OutboxSettings(relay=bool(relay), lease_seconds=3.0)
+    service = a_service(postgres.dsn, None if relay is None else sidings_kafka, outbox=outbox)
+    told = "the table of topics cannot be read, for "
+    async with service:
+        await eventually(lambda: service.problems() == service._life.not_ready() == [], service.problems)
+        await asyncio.to_thread(postgres.stop)
+        await eventually(lambda: any(told in problem for problem in service.problems()), service.problems)
+        [problem] = service._life.not_ready()
+        assert problem.startswith(told)
+        assert "Connect" in problem
+        await asyncio.to_thread(postgres.start)
+        await eventually(lambda: service.problems() == service._life.not_ready() == [], service.problems)
+
+
+async def test_an_instance_that_has_never_reached_postgres_tells_so_once(own_postgres, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.topics._LOAD_SECONDS", 0.02)
+    monkeypatch.setattr("sidings.kafka.topics._UNREAD_SECONDS", 0.0)
+    postgres = await asyncio.to_thread(own_postgres)
+    await asyncio.to_thread(postgres.stop)
+    async with a_service(postgres.dsn) as service:
+        topics = service._life._parts.database.topics
+        await eventually(lambda: topics.outage.seconds() > 0)
+        [problem] = service.problems()
+        assert problem.startswith("the executor has not reached Postgres yet")
