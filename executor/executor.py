@@ -313,6 +313,9 @@ class Executor:
             log.critical("the executor has failed and runs no more jobs: end this process", exc_info=True)
             raise
         finally:
+            if not self._stopped:  # a defect of ours, or cancelled: without its loops this process keeps no origins
+                for leased in self._leases.held():
+                    self._leases.drop(leased.name)
             self.workers.end()
 
     async def _run_loops(self) -> None:
@@ -344,11 +347,6 @@ class Executor:
                 log.log(level, told, self.id)
                 self._fenced(list(self.scheduler.origins))
                 self._renew_links()  # some may lead to a former primary, where the next one would be registered
-            except* Exception:
-                # A defect of ours. Without its loops this process must not keep its origins.
-                for name in list(self.scheduler.origins):
-                    self._leases.drop(name)
-                raise
             if (task := asyncio.current_task()) is not None and task.cancelling():  # errors of a group hide that
                 raise asyncio.CancelledError
 

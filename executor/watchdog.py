@@ -45,8 +45,9 @@ class Watchdog:
     """Notices a stalled event loop, handlers that go on after their cancellation, and those that outlive their lease.
 
     A loop that has not answered for `stall_warn_seconds` is logged with the stack that blocks it; after `stall_seconds`
-    its leases are no longer renewed. When a lease runs out under a handler that still runs, the process ends, because
-    that handler cannot be stopped in any other way and another executor may start its successor at any time.
+    its leases are no longer renewed, nor once it is closed. When a lease runs out under a handler that still runs, the
+    process ends, because that handler cannot be stopped in any other way and another executor may start its successor
+    at any time.
     """
 
     def __init__(
@@ -125,11 +126,16 @@ class Watchdog:
                 _aside(lambda error=error: log.error("the watchdog has failed, and goes on: %r", error, exc_info=error))
 
     def _look_at_loop(self) -> None:
-        if self._loop is None or self._loop.is_closed():
+        if self._loop is None:
             return
         if self._asked_at is None:
             self._asked_at = now()
             tell_loop(self._loop, self._answer)
+            return
+        if self._loop.is_closed():
+            if not (self._leases.suspended or self._stop.is_set()):
+                self._leases.suspended = True
+                _aside(lambda: log.error("the event loop was closed, not stopped: its leases are not renewed any more"))
             return
         silent = self.stalled_seconds()
         if silent >= self._settings.stall_warn_seconds and not self._reported:

@@ -212,6 +212,20 @@ async def test_an_executor_whose_loops_have_failed_does_not_keep_its_origins(
         await fleet.verify()
 
 
+async def test_an_executor_that_somebody_has_cancelled_does_not_keep_its_origins(database: str, tmp_path: Path):
+    """As `asyncio.run` does with all tasks when it returns. The thread went on renewing the leases."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS) as broken:
+        await broken.settled(20)
+        assert broken._main is not None
+        broken._main.cancel()
+        await fleet.enqueue("step", ORIGINS, groups=2, each=3)
+        async with fleet.local(ORIGINS) as heir:
+            await until(lambda: set(heir.held) == set(ORIGINS), "the heir to hold everything", timeout=15)
+            await fleet.finish()
+        assert "the executor does not run" in broken.problems()
+        await fleet.verify()
+
+
 async def test_a_process_whose_executor_has_failed_ends_although_handlers_run(database: str, tmp_path: Path):
     async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
         gate = fleet.gate()

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import multiprocessing
 import threading
 import time
 from contextlib import suppress
 from logging.handlers import MemoryHandler
+from multiprocessing.connection import Connection
 from operator import gt
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings.executor import ExecutorSettings
+from sidings.executor import Executor, ExecutorSettings
 from sidings.executor.clock import now
 from sidings.executor.watchdog import Watchdog
 from sidings.executor.worker import CancelReason
@@ -22,7 +24,7 @@ from tenacity import wait_fixed
 
 from .faulty_proxy import proxied
 from .fleet import Fleet, Member, until
-from .support import SECONDS, enqueue, eventually, fetch, outcomes, running
+from .support import ORIGIN, SECONDS, an_executor, enqueue, eventually, fetch, outcomes, running
 
 ORIGINS = ["t/0", "t/1"]
 
@@ -217,6 +219,49 @@ async def test_a_plain_function_that_outlives_the_stop_of_its_executor_does_not_
         await stopping.ended()
         await heir.stop()
         await fleet.verify()
+
+
+@pytest.mark.parametrize(
+    ("by", "told"),
+    [("asyncio.run", "the executor does not run"), ("close", "the event loop has not answered for ")],
+)
+async def test_an_executor_whose_loop_is_closed_does_not_keep_its_origins(database: str, by: str, told: str):
+    """It was started in a thread that has ended, and never stopped, while its process goes on."""
+    executor = an_executor(database, Registry(), lease_seconds=1.0, stall_warn_seconds=0.2)
+    forking = multiprocessing.get_context("fork")
+    here, there = forking.Pipe()
+    child = forking.Process(target=_close_loop, args=(executor, by, told, there), daemon=True)
+    child.start()
+    try:
+        await eventually(here.poll, "the loop is closed, and health says so")
+        async with running(database, Registry()) as heir:  # returns when it has the origin
+            assert heir.held == {ORIGIN: 2}
+    finally:
+        child.kill()
+        child.join()
+
+
+def _close_loop(executor: Executor, by: str, told: str, ready: Connection) -> None:
+    async def start() -> None:
+        await executor.start()
+        executor.assign([ORIGIN])
+        await executor.settled()
+
+    def serve() -> None:
+        if by == "asyncio.run":
+            asyncio.run(start())
+        else:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(start())
+            loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    while not any(problem.startswith(told) for problem in executor.problems()):
+        time.sleep(0.02)
+    ready.send(None)
+    time.sleep(2 * SECONDS)
 
 
 async def test_the_watchdog_is_quiet_while_all_is_well(database: str, tmp_path: Path):
@@ -445,11 +490,3 @@ def test_the_last_look_at_handlers_that_go_on_is_made_again_when_it_fails():
     watchdog._look_at_deadlines = fails_once  # type: ignore[method-assign]
     watchdog._run()
     assert exits == [70]
-
-
-def test_a_loop_that_is_closed_does_not_stall():
-    watchdog = a_watchdog(Working(None), [])
-    watchdog._loop = asyncio.new_event_loop()
-    watchdog._loop.close()
-    watchdog._look_at_loop()
-    assert watchdog._asked_at is None
