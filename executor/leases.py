@@ -165,7 +165,8 @@ class LeaseThread:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 self.outage.failed(error)
                 complete = False
-            except Exception:  # PgBouncer in place of Postgres, a defect: without this thread every lease runs out
+            except Exception as error:  # PgBouncer for Postgres, a defect: without this thread every lease runs out
+                self.outage.failed(repr(error))
                 log.exception("leases could not be renewed")
                 complete = False
             if complete:

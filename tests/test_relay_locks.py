@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from sidings.devstack.topics import create_topic, delete_topics
-from sidings.errors import Busy
+from sidings.errors import Busy, PostgresUnavailable
 from sidings.kafka.outbox import Relay, relay
 
 from .outbox_support import emptied, publish, publishing, records, relaying
@@ -225,6 +225,47 @@ async def test_health_says_what_holds_up_all_messages(
             await ending.rollback()
             await emptied(database)
             await eventually(lambda: sender.held_up() == [])
+
+
+@pytest.mark.parametrize("error", [PostgresUnavailable("no connection"), KeyError("a defect")], ids=["away", "defect"])
+async def test_health_says_that_the_slots_leases_cannot_be_renewed(
+    database: str, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The thread's connection alone was gone: the slots went from relay to relay, and all was well."""
+    monkeypatch.setattr(relay, "_HELD_UP_SECONDS", 1.0)
+
+    async def fails(*_: object) -> None:
+        raise error
+
+    words = "the leases of the outbox's slots cannot be renewed, for "
+    async with relaying(database, sidings_kafka, lease_seconds=2.0) as sender:
+        await eventually(lambda: sender.held)
+        with monkeypatch.context() as patched:
+            patched.setattr(sender._leases, "_renew", fails)
+            await eventually(lambda: told_of(sender, words), sender.held_up)
+            assert str(error) in str(sender.held_up())
+            assert sender.problems() == []
+        await eventually(lambda: sender.held_up() == [], sender.held_up)
+
+
+async def test_a_relay_that_has_lost_its_slots_is_not_told_of_their_leases(
+    database: str, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It renews nothing any more, so nothing would end that."""
+    monkeypatch.setattr(relay, "_HELD_UP_SECONDS", 0.5)
+
+    async def fails(*_: object) -> None:
+        raise PostgresUnavailable("no connection")
+
+    async with relaying(database, sidings_kafka, lease_seconds=2.0) as sender:
+        await eventually(lambda: sender.held)
+        with monkeypatch.context() as patched:
+            patched.setattr(sender._leases, "_renew", fails)
+            await eventually(lambda: told_of(sender, "cannot be renewed"), sender.held_up)
+            sender._slots.stopping = True  # as if others had them
+            await eventually(lambda: not sender.held)
+        await eventually(lambda: sender.held_up() == [], sender.held_up)
+        assert sender._leases.outage.error == "no connection"
 
 
 async def test_a_receipt_is_waited_for_while_the_outbox_is_locked(database: str, sidings_kafka: str, topic) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -147,6 +148,10 @@ class Relay:
         ):
             if (failing := outage.seconds()) >= _HELD_UP_SECONDS:
                 found.append(f"{what}, for {failing:.1f} s: {outage.error}")
+        leases = self._leases.outage
+        recent = time.monotonic() - max(_HELD_UP_SECONDS, self.settings.lease_seconds)  # without slots none is renewed
+        if (failing := leases.seconds()) >= _HELD_UP_SECONDS and (leases.failed_at or 0.0) >= recent:
+            found.append(f"the leases of the outbox's slots cannot be renewed, for {failing:.1f} s: {leases.error}")
         if (locked := self._recorder.locked_seconds()) >= _HELD_UP_SECONDS:
             found.append(f"somebody's transaction keeps messages locked that Kafka has, for {locked:.1f} s")
         return found
