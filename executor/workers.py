@@ -137,7 +137,7 @@ class Workers:
         held = Counter(worker.entry.type for worker in self.all if worker.entry is not None)
         held.update(waiting)
         held.update(map(_type_of, self.claimed))
-        return {type: limit - held[type] for type, limit in self._limits.items()}
+        return {type: limit - held[type] for type, limit in self._limits.copy().items()}
 
     def running(self) -> int:
         """Handlers that run now."""

@@ -237,12 +237,13 @@ class Registry:
         Raises:
             ConfigurationError: Its name is taken.
         """
-        if self._types.setdefault(job_type.name, job_type) is not job_type:
+        if self._types.get(job_type.name, job_type) is not job_type:
             raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
         if job_type.batch is not None:
             self.batch_sizes[job_type.name] = job_type.batch
         if job_type.concurrency is not None:
             self.limits[job_type.name] = job_type.concurrency
+        self._types[job_type.name] = job_type  # last: this may be another thread than that of an executor
         for includer in self._includers:
             includer.add(job_type)
         return job_type
@@ -345,10 +346,10 @@ class Registry:
 
     def silent(self) -> list[str]:
         """Names of the types that leave no history."""
-        return [job_type.name for job_type in self._types.values() if not job_type.history]
+        return [job_type.name for job_type in self if not job_type.history]
 
     def __iter__(self) -> Iterator[JobType[Any]]:
-        return iter(self._types.values())
+        return iter(list(self._types.values()))  # a copy: another thread may declare one meanwhile
 
     def __len__(self) -> int:
         return len(self._types)

@@ -55,7 +55,8 @@ class StatelessPartition(Partition):
         """What a health check should say of it."""
         if self.stuck is not None:
             return f"{self.origin} stands still: {self.stuck}"
-        if self.uncommitted_since is not None and time.monotonic() - self.uncommitted_since > _COMMIT_SECONDS:
+        since = self.uncommitted_since  # any thread may ask: it may be over between two looks
+        if since is not None and time.monotonic() - since > _COMMIT_SECONDS:
             return f"the offset of {self.origin} could not be committed for {_COMMIT_SECONDS:.0f} s: {self.refusal}"
         return super().problem()
 
