@@ -106,7 +106,7 @@ class Executor:
             replaced=self._server_replaced,
         )
         self._leases = LeaseThread(postgres, self.settings, events, self._link_failed)
-        self._watchdog = Watchdog(self.settings, self._leases, self.workers)
+        self._watchdog = Watchdog(self.settings, self._leases, self.workers, self.metrics.stalled_seconds.inc)
         self._reconciler = Reconciler(
             self._links["control"],
             self.scheduler,

@@ -90,6 +90,7 @@ class ExecutorMetrics(Collector):
         self.takeovers = counter("sidings_takeovers", "Origins taken over from an executor whose lease had run out.")
         self.unmatched = counter("sidings_unmatched_outcomes", "Outcomes whose job had been changed meanwhile.")
         self.database_errors = counter("sidings_database_errors", "Statements that failed or were not answered.")
+        self.stalled_seconds = counter("sidings_event_loop_stalled_seconds", "For which the event loop did not answer.")
         self.late_rows = counter("sidings_late_rows", "Jobs that became visible behind jobs already read.")
         show(self, registry)
 

@@ -48,6 +48,8 @@ class Watchdog:
     its leases are no longer renewed, nor once it is closed. When a lease runs out under a handler that still runs, the
     process ends, because that handler cannot be stopped in any other way and another executor may start its successor
     at any time.
+
+    on_stalled: called in the event loop with the seconds of a stall that was logged and is over.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class Watchdog:
         settings: ExecutorSettings,
         leases: LeaseThread,
         workers: Workers,
+        on_stalled: Callable[[float], object],
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
         self._settings = settings
         self._leases = leases
         self._workers = workers
+        self._on_stalled = on_stalled
         self._exit = exit_process
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -154,6 +158,7 @@ class Watchdog:
             self._leases.suspended = False
             self._leases.renew_soon()
         if reported:
+            self._on_stalled(silent)
             log.warning("the event loop answers again after %.1f s", silent)
 
     def _calls(self) -> list[tuple[str, int, str]]:

@@ -246,6 +246,28 @@ tests:
 """
 
 
+# The event loop of one instance is blocked for two seconds of each minute, that of another once, for eight.
+STALLING = """
+rule_files: [alerts.yml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'sidings_event_loop_stalled_seconds_total{service="s",instance="a"}', values: 0x10 2+2x50}
+      - {series: 'sidings_event_loop_stalled_seconds_total{service="s",instance="b"}', values: 0x10 8x50}
+    alert_rule_test:
+      - {eval_time: 14m, alertname: SidingsEventLoopStalls, exp_alerts: []}
+      - eval_time: 40m
+        alertname: SidingsEventLoopStalls
+        exp_alerts:
+          - exp_labels: {service: s, instance: a, severity: warning}
+            exp_annotations:
+              summary: "s: the event loop of a was blocked for 20s of ten minutes"
+              description: "Nothing of the service goes on meanwhile, and after `stall_seconds` in one go others take\\
+                \\ its origins. The log has the stacks that blocked it: blocking code belongs into plain `def`\\
+                \\ handlers, or `asyncio.to_thread`."
+"""
+
+
 def rows(text: str) -> list[list[str]]:
     """Cells of all table rows whose first cell is code."""
     return [
@@ -343,6 +365,7 @@ def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> 
         ("sidings_lost_total", of),
         ("sidings_audit_found_total", of),
         ("sidings_database_errors_total", of),
+        ("sidings_event_loop_stalled_seconds_total", of),
         ("sidings_consumer_missed_total", of | {"topic": "transports"}),
         ("sidings_consumer_messages_total", of | {"topic": "transports", "result": "parked"}),
         ("sidings_consumer_messages_total", of | {"topic": "transports", "result": "dead_letter"}),
@@ -354,7 +377,7 @@ def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> 
 def test_alerts_see_what_is_counted_before_the_first_scrape() -> None:
     """As a consumer does that misses messages while it starts: the series begins with them."""
     rules = (ROOT / "docs/alerts.yml").read_text().split("- alert: ")
-    again_and_again = "SidingsJobsFail", "SidingsJobsArePutOff"
+    again_and_again = "SidingsJobsFail", "SidingsJobsArePutOff", "SidingsEventLoopStalls"
     alerts = "".join(rule for rule in rules if not rule.startswith(again_and_again))
     counted = re.findall(r"sum by (\(.+\)) \(increase\((\w+)(\{.+\})?\[(\w+)\]\)\) > 0\n", alerts)
     assert len(counted) == alerts.count("increase(sidings_") >= 7
@@ -427,7 +450,7 @@ def test_there_is_a_rule_for_all_that_the_guide_to_directories_says_to_alert_on(
     assert [name for name in asked if name not in listed or name not in alerts] == []
 
 
-@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, RARELY, PUT_OFF, ENDING, LOADING])
+@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, RARELY, PUT_OFF, ENDING, LOADING, STALLING])
 def test_the_rules_tell_what_they_are_to_tell_and_no_more(tests: str, tmp_path: Path) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("Prometheus' promtool is not installed")

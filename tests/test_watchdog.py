@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import multiprocessing
+import re
 import threading
 import time
 from contextlib import suppress
@@ -41,8 +42,8 @@ async def lease_ends(fleet: Fleet):
 async def test_after_a_stall_the_leases_are_renewed_at_once_and_the_next_one_is_told(
     database: str, caplog: pytest.LogCaptureFixture
 ):
-    stalls = {"stall_warn_seconds": 0.2, "stall_seconds": 0.4}
-    async with running(database, Registry(), origins=ORIGINS, lease_seconds=60.0, **stalls):
+    stalls, prometheus = {"stall_warn_seconds": 0.2, "stall_seconds": 0.4}, CollectorRegistry()
+    async with running(database, Registry(), ORIGINS, prometheus=prometheus, lease_seconds=60.0, **stalls):
 
         async def renewed() -> bool:
             ends = await fetch(database, "SELECT lease_until FROM sidings.origin")
@@ -59,6 +60,10 @@ async def test_after_a_stall_the_leases_are_renewed_at_once_and_the_next_one_is_
                 assert time.monotonic() < deadline, (earlier, told())
                 time.sleep(0.02)  # noqa: ASYNC251 - that is what it is about
             await eventually(renewed, "their next turn is in 20 s", seconds=10.0)
+        counted = prometheus.get_sample_value("sidings_event_loop_stalled_seconds_total", {"service": "test"})
+        silences = re.findall(r"answers again after (\S+) s", caplog.text)
+        assert counted == pytest.approx(sum(map(float, silences)), abs=0.2)
+        assert len(silences) >= 2
 
 
 async def test_a_blocked_event_loop_is_reported_with_its_stack_and_keeps_its_leases(database: str, tmp_path: Path):
@@ -369,7 +374,7 @@ class Working:
 
 def a_watchdog(worker: Working, exits: list[Any]) -> Watchdog:
     workers: Any = SimpleNamespace(all=[worker])
-    return Watchdog(ExecutorSettings(), cast(Any, None), workers, exits.append)
+    return Watchdog(ExecutorSettings(), cast(Any, None), workers, lambda _: None, exits.append)
 
 
 class AnEntry(SimpleNamespace):
