@@ -246,6 +246,27 @@ tests:
 """
 
 
+# One instance is unwell for four minutes of five, another for two; a third for four at its start, a fourth for an hour.
+UNWELL = """
+rule_files: [alerts.yml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'sidings_problems{service="s",instance="a"}', values: FOUR}
+      - {series: 'sidings_problems{service="s",instance="b"}', values: TWO}
+      - {series: 'sidings_problems{service="s",instance="c"}', values: 1x3 0x90}
+      - {series: 'sidings_problems{service="s",instance="d"}', values: 0x9 3x59 0x30}
+    promql_expr_test:
+      - {expr: TOLD, eval_time: 14m}
+      - expr: TOLD
+        eval_time: 60m
+        exp_samples: [{labels: '{instance="a"}', value: 1}, {labels: '{instance="d"}', value: 1}]
+      - {expr: TOLD, eval_time: 80m, exp_samples: [{labels: '{instance="a"}', value: 1}]}
+"""
+UNWELL = UNWELL.replace("FOUR", "1x3 0 " * 18).replace("TWO", "1x1 0x2 " * 18)
+UNWELL = UNWELL.replace("TOLD", """'sum by (instance) (ALERTS{alertname="SidingsIsNotWell",alertstate="firing"})'""")
+
+
 # The event loop of one instance is blocked for two seconds of each minute, that of another once, for eight.
 STALLING = """
 rule_files: [alerts.yml]
@@ -450,7 +471,7 @@ def test_there_is_a_rule_for_all_that_the_guide_to_directories_says_to_alert_on(
     assert [name for name in asked if name not in listed or name not in alerts] == []
 
 
-@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, RARELY, PUT_OFF, ENDING, LOADING, STALLING])
+@pytest.mark.parametrize("tests", [GAPS, GONE, FAILING, RARELY, PUT_OFF, ENDING, LOADING, UNWELL, STALLING])
 def test_the_rules_tell_what_they_are_to_tell_and_no_more(tests: str, tmp_path: Path) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("Prometheus' promtool is not installed")
