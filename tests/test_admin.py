@@ -659,7 +659,8 @@ async def test_a_head_that_has_done_no_harm_is_not_skipped_unless_its_group_is_p
     with pytest.raises(ActionRefused, match="is waiting: Discard that job by its id"):
         await admin.skip_head(ORIGIN, GROUP)
     await admin.pause(origin=ORIGIN, group=GROUP, reason="broken")
-    await a_holder(database, "t/9", running=[head])
+    me = await a_holder(database, running=[head])
+    await fetch(database, "UPDATE sidings.origin SET owner = $2 WHERE origin = $1", ORIGIN, me)
     with pytest.raises(ActionRefused, match="is running"):
         await admin.skip_head(ORIGIN, GROUP)
     await fetch(database, "UPDATE sidings.executor SET running = '{}'")
@@ -1079,8 +1080,8 @@ async def test_jobs_are_found_by_their_state(database: str, admin: Admin):
 async def test_what_runs_is_listed_once_and_nothing_else(database: str, admin: Admin):
     """Two executors may name a job for a moment, and one that is held already."""
     running, held = await a_job(database), await a_job(database, "held")
-    for _ in range(2):
-        await a_holder(database, running=[running, held])
+    for origin in ("t/8", "t/9"):
+        await a_holder(database, origin, running=[running, held])
     assert [row.id for row in await admin.jobs(state="running")] == [running]
 
 

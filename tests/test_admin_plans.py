@@ -24,6 +24,8 @@ SELECT 'x', 't/' || n % 10, CASE WHEN n % 3 > 0 THEN 'g' || n % 700 END, '{{{{}}
 FROM generate_series(1, {ROWS}) n;
 INSERT INTO sidings.executor (id, running)
 SELECT gen_random_uuid(), ARRAY(SELECT id FROM sidings.job WHERE position IS NOT NULL ORDER BY id DESC LIMIT 200);
+INSERT INTO sidings.origin (origin, owner, epoch, lease_until)
+SELECT 't/0', id, 1, now() + interval '1 day' FROM sidings.executor;
 """.replace("{{", "{").replace("}}", "}")
 # A query, its arguments, the index that it walks, and how many of its rows it may read for a page of ten.
 LISTS: dict[str, tuple[str, tuple[object, ...], str]] = {

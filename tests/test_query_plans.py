@@ -585,34 +585,59 @@ async def test_what_is_written_all_the_time_is_found_without_stepping_over_all_f
     batch = f"SELECT sidings.advance_offsets({arrays})"
     takeover = f"SELECT sidings.acquire(gen_random_uuid(), ARRAY{ORIGINS}, 1, interval '1 second', true)"
     async with connected(database) as long, as_the_executor(database) as executor:
+        for table in ("executor", "consumer_offset"):  # which voids what a connection knows of it
+            await executor.execute(f"ALTER TABLE sidings.{table} SET (autovacuum_enabled = false)")
         await executor.execute("INSERT INTO sidings.executor (id) VALUES ($1)", me)
+        await executor.execute("INSERT INTO sidings.executor (id) SELECT gen_random_uuid() FROM generate_series(1, 5)")
         await executor.execute(
             """INSERT INTO sidings.consumer_offset (topic, partition, next_offset, resets)
                SELECT 't', n, 0, 1 FROM generate_series(0, 5) n"""
         )
         await executor.execute(
             """INSERT INTO sidings.origin (origin, owner, epoch, lease_until)
-               SELECT origin, $1, 1, '2026-01-01' FROM unnest($2::text[]) origin""",
-            *(me, ORIGINS),
+               SELECT origin, $1, 1, CASE origin WHEN 'u/0' THEN 'infinity' ELSE '2026-01-01'::timestamptz END
+               FROM unnest($2::text[]) origin""",
+            *(me, [*ORIGINS, "u/0"]),
         )
+        await executor.execute(
+            """INSERT INTO sidings.job (type, origin, position, run_at)
+               SELECT 'x', 't/' || n % 10, NULL, '2100-01-01' FROM generate_series(1, 17) n"""
+        )
+        retry = "SELECT sidings.retry_job_now({0}, 'alice')"
+        retries = "SELECT sidings.act_on_jobs('retry now', ARRAY(SELECT generate_series({0} + 1, {0} + 6)), 'alice')"
+        pause = "SELECT sidings.pause_jobs('alice', 'why', type => 'x{0}')"
+        for query in (retry, retries, pause):  # fills the caches of this connection
+            await executor.execute(query.format(11))
+        await executor.execute("UPDATE sidings.executor SET fence = 0")
         async with long.transaction(isolation="repeatable_read"):
             await long.fetch("SELECT")
             loop = "DO $$ BEGIN FOR n IN 1..10000 LOOP {}; {}; COMMIT; END LOOP; END $$"
             await executor.execute(loop.format(*(q.format("n").replace("SELECT", "PERFORM") for q in (cycle, batch))))
             look = fence[0].replace("$15", f"'{me}'")
             resets = load_sql("sidings.kafka", "load_resets").replace("$1", "'{t,t}'").replace("$2", "'{2,3}'")
-            # They were 120 and more, and in a takeover 120 twice for each origin.
+            running = re.sub(r"\$[2-4]", "NULL", load_sql("sidings.jobs.admin", "list_running"))
+            running = running.replace("$1", "0").replace("$5", "10")
+            # They were 120 and more; in a takeover 120 twice for each origin, in an action on jobs three times.
             for query, most in (
                 (cycle.format(10_001), 60),
                 (batch.format(10_001), 60),
                 (look, 60),
                 (resets, 60),
+                ("SELECT state FROM sidings.job_overview WHERE id = 1", 60),
+                (running, 60),
+                (load_sql("sidings.jobs.admin", "executors"), 60),
+                (retry.format(1), 100),
+                (retries.format(1), 500),
+                (pause.format(1), 100),
                 (takeover, 1_500),
             ):
                 text = await executor.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}")
                 plan = json.loads(text)[0]["Plan"]
                 assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < most, query
         assert await executor.fetchval("SELECT cycle FROM sidings.executor WHERE id = $1", me) == 10_001
+        # Of the pause of a type those were told, too, that hold nothing; and each of them once.
+        others = "SELECT array_agg(fence) FROM sidings.executor WHERE id <> $1"
+        assert await executor.fetchval(others, me) == [1] * 5
         assert await executor.fetchval("SELECT max(next_offset) FROM sidings.consumer_offset") == 10_001
 
 

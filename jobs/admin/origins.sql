@@ -1,7 +1,8 @@
 -- Origins that have jobs, or a row, as all do that were ever held or paused: who holds them, what is there, how many groups stand still.
 -- Plan: the names from one origin to the next by a probe each into job_scan, job_due and job_held (as orphans.sql); then for each
 -- index-only counts, up to $1. What fails is read once, from job_backoff; is it a head? job_group, one probe each. What runs: job_pkey,
--- driven by the executors' rows (OFFSET 0: else it may become a join that scans the table).
+-- driven by the newest versions of the executors' rows, as in the view sidings.job_overview (OFFSET 0: else it may become a join that
+-- scans the table).
 -- The slots of the outbox (outbox/0 to outbox/15) stand in the same table; what jobs SQL has put there nobody holds, for a relay runs
 -- none. $1 most to count
 WITH RECURSIVE named (origin) AS (
@@ -17,7 +18,10 @@ WITH RECURSIVE named (origin) AS (
     FROM named n WHERE n.origin IS NOT NULL
 ), running AS MATERIALIZED (
     SELECT j.id, j.origin
-    FROM (SELECT DISTINCT unnest(e.running) AS id FROM sidings.executor e) r
+    FROM (SELECT DISTINCT unnest(n.running) AS id
+          FROM (SELECT DISTINCT o.owner FROM sidings.origin o WHERE o.owner IS NOT NULL) h,
+               LATERAL (SELECT x.running FROM sidings.executor x
+                        WHERE uuid_send(x.id) = uuid_send(h.owner) ORDER BY x.era DESC LIMIT 1) n) r
     JOIN LATERAL (SELECT j.id, j.origin FROM sidings.job j WHERE j.id = r.id AND j.held IS NULL OFFSET 0) j ON true
 ), runs AS MATERIALIZED (
     SELECT r.origin, count(*) AS running FROM running r GROUP BY r.origin
@@ -52,6 +56,7 @@ SELECT k.origin, o.epoch, o.owner, e.host, e.pid, o.lease_until, coalesce(o.leas
        k.blocked_groups, p.paused_by, p.paused_at, p.reason AS pause_reason
 FROM known k
 LEFT JOIN sidings.origin o ON o.origin = k.origin AND o.origin !~ '^outbox/([0-9]|1[0-5])$'
-LEFT JOIN sidings.executor e ON e.id = o.owner
+LEFT JOIN LATERAL (SELECT x.host, x.pid FROM sidings.executor x
+                   WHERE uuid_send(x.id) = uuid_send(o.owner) ORDER BY x.era DESC LIMIT 1) e ON true
 LEFT JOIN sidings.pause p ON p.kind = 'origin' AND p.origin = k.origin
 ORDER BY k.origin

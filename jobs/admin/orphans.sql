@@ -24,7 +24,8 @@ SELECT n.origin, o.owner AS former_owner, o.lease_until, e.host, e.pid,
              (SELECT min(j.enqueued_at) FROM sidings.job j WHERE j.origin = n.origin AND j.held IS NOT NULL)) AS oldest
 FROM named n
 LEFT JOIN sidings.origin o ON o.origin = n.origin
-LEFT JOIN sidings.executor e ON e.id = o.owner
+LEFT JOIN LATERAL (SELECT x.host, x.pid FROM sidings.executor x
+                   WHERE uuid_send(x.id) = uuid_send(o.owner) ORDER BY x.era DESC LIMIT 1) e ON true
 WHERE n.origin IS NOT NULL
   AND (o.owner IS NULL OR o.lease_until < clock_timestamp() OR o.origin LIKE 'outbox/%') -- a relay runs no jobs
 ORDER BY n.origin
