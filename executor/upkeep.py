@@ -119,8 +119,9 @@ class Upkeep:
         if found["days"]:
             log.warning(
                 "%s days of the history, from %s on, are over history_days=%s and cannot be dropped: a session never "
-                "lets go of them (pg_stat_activity), or a view depends on them, for which the log of Postgres has the "
-                "reason; or its clock is ahead of this machine's",
+                "lets go of them (pg_stat_activity), transactions that withdraw jobs and take seconds overlap, or a "
+                "view depends on them, for which the log of Postgres has the reason; or its clock is ahead of this "
+                "machine's",
                 found["days"],
                 found["first"],
                 self._settings.history_days,

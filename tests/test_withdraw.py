@@ -319,6 +319,70 @@ async def test_an_open_withdrawal_holds_up_only_what_is_due_after_it_in_its_grou
     assert sorted(seen) == [("a", 2), ("a", 3), ("b", 4), ("c", 5)]
 
 
+async def days_of_the_history(dsn: str) -> list[int]:
+    """Which days have a partition, counted from today."""
+    query = """SELECT to_date(right(c.relname, 8), 'YYYYMMDD') - (now() AT TIME ZONE 'UTC')::date AS day
+               FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+               WHERE i.inhparent = 'sidings.job_history'::regclass AND c.relname ~ '\\d{8}$' ORDER BY day"""
+    return [row["day"] for row in await fetch(dsn, query)]
+
+
+async def without_the_day(dsn: str, ahead: int) -> None:
+    day = await value(dsn, "SELECT to_char((now() AT TIME ZONE 'UTC')::date + $1::int, 'YYYYMMDD')", ahead)
+    await fetch(dsn, f"DROP TABLE sidings.job_history_{day}")
+
+
+@pytest.mark.parametrize("found", [False, True])
+async def test_an_open_withdrawal_that_leaves_no_history_keeps_no_day_from_being_made_or_dropped(
+    database: str, found: bool
+):
+    ride = declare(history=False)
+    [id] = await enqueue(database, ride, [Ride()], delay=HOUR)
+    await fetch(database, "SELECT sidings.make_history_day((now() AT TIME ZONE 'UTC')::date - 40)")
+    await without_the_day(database, 2)
+    assert await days_of_the_history(database) == [-40, 0, 1]
+    async with connected(database) as connection, connection.transaction():
+        assert await ride.withdraw(connection, id if found else id + 1) is found
+        await fetch(database, "SELECT sidings.maintain(30)")
+        assert await days_of_the_history(database) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("what", ["dropped", "made"])
+async def test_a_day_that_is_overdue_has_its_turn_although_transactions_that_withdraw_overlap(database: str, what: str):
+    """Each of them has the history until it ends: three tenths of a second were never enough."""
+    ride = declare()
+    ids = await enqueue(database, ride, [Ride()] * 11, delay=HOUR)
+    if what == "dropped":
+        await fetch(database, "SELECT sidings.make_history_day((now() AT TIME ZONE 'UTC')::date - 40)")
+    else:
+        await without_the_day(database, 1)
+    waits = """SELECT count(*) > 0 FROM pg_locks
+               WHERE pid = $1 AND NOT granted AND waitstart < clock_timestamp() - interval '0.5 seconds'"""
+    async with connected(database) as mine, connected(database) as other, connected(database) as retention:
+        pid, transaction = retention.get_server_pid(), mine.transaction()
+        await transaction.start()
+        assert await ride.withdraw(mine, ids.pop())
+        for _ in range(10):
+            maintaining = asyncio.create_task(retention.execute("SELECT sidings.maintain(30)"))
+            while not (maintaining.done() or await value(database, waits, pid)):
+                await asyncio.sleep(0.01)
+            following = other.transaction()
+            await following.start()
+            withdrawing = asyncio.create_task(ride.withdraw(other, ids.pop()))
+            if maintaining.done():
+                assert await withdrawing
+            await transaction.commit()
+            assert await withdrawing
+            await maintaining
+            mine, other, transaction = other, mine, following
+            if await days_of_the_history(database) == [0, 1, 2]:
+                break
+        else:
+            pytest.fail(f"it is never {what}")
+        await transaction.commit()
+    assert await history(database, "outcome") == [("cancelled",)] * (11 - len(ids))
+
+
 async def test_a_job_that_is_due_while_it_is_withdrawn_runs_after_a_rollback(database: str):
     """Also where the executor has so many origins that it looks only when something has been committed."""
     registry, ran = Registry(), asyncio.Event()

@@ -1,5 +1,7 @@
 -- runs with 0051
 --
+-- What persons do, and the history's retention, get on beside transactions that take long.
+--
 -- What persons do goes over no former versions of executors' rows, as cycles and takeovers do not since 0062. Beside a long transaction,
 -- as a dump, each look at a job's state read all versions of all executors, hundreds of thousands an hour for each of them: for an
 -- action while it held locks for which cycles and renewals wait, three times for each origin. Each function is written out once more;
@@ -170,3 +172,158 @@ LANGUAGE sql VOLATILE SET enable_seqscan = off SET jit = off AS $$
       AND NOT EXISTS (SELECT FROM sidings.pause p WHERE p.kind = 'origin' AND p.origin = o.origin)
     ORDER BY array_position(origins, o.origin) LIMIT 1
 $$;
+
+-- As before, but the history is locked for what it gets alone. One statement that could write there had it locked until the caller's
+-- transaction ended, also where it found no job, or the type has no history; and meanwhile no day is made or dropped.
+CREATE OR REPLACE FUNCTION sidings.withdraw(
+    type       text,
+    job_id     bigint DEFAULT NULL,
+    unique_key text DEFAULT NULL,
+    history    boolean DEFAULT true
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    problem text;
+    remedy  text;
+    gone    sidings.job;
+BEGIN
+    CASE
+        WHEN type IS NULL OR type = '' THEN
+            problem := 'the job to be withdrawn has no type';
+            remedy := 'Give the name of its handler, e.g. ''remind''.';
+        WHEN num_nonnulls(job_id, unique_key) = 0 THEN
+            problem := format('of the job %L to be withdrawn neither job_id nor unique_key is given', type);
+            remedy := 'Give one of them.';
+        WHEN num_nonnulls(job_id, unique_key) = 2 THEN
+            problem := format('of the job %L to be withdrawn both job_id and unique_key are given', type);
+            remedy := 'Give one of them.';
+        WHEN unique_key = '' THEN
+            problem := format('the unique_key of the job %L is empty', type);
+            remedy := 'Give the one that it was enqueued with.';
+        WHEN history IS NULL THEN
+            problem := format('history is NULL for the job %L', type);
+            remedy := 'Give true, or false if its type has history=False.';
+        ELSE
+            DELETE FROM sidings.job j
+            WHERE j.id = coalesce(withdraw.job_id, (SELECT k.id FROM sidings.job k
+                                                    WHERE k.type = withdraw.type AND k.unique_key = withdraw.unique_key))
+              AND j.type = withdraw.type AND num_nonnulls(j.position, j.held) = 0 AND j.attempt = 1
+            RETURNING j.* INTO gone;
+            IF NOT FOUND THEN
+                RETURN false;
+            ELSIF history THEN
+                INSERT INTO sidings.job_history
+                    (job_id, enqueued_at, due_at, finished_at, attempt, outcome, priority, type, origin, "group", error_class,
+                     error_message, correlation_id, headers, payload)
+                VALUES (gone.id, gone.enqueued_at, gone.run_at, clock_timestamp(), gone.attempt, 'cancelled', gone.priority, gone.type,
+                        gone.origin, gone."group", 'Cancelled', 'withdrawn in a transaction of the application',
+                        gone.headers ->> 'correlation_id', gone.headers,
+                        coalesce(gone.payload, 'null'));   -- without any it is erased, and not requeued
+            END IF;
+            RETURN true;
+    END CASE;
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem, HINT = remedy;
+END $$;
+
+-- As before, but the nearer the day, the longer transactions that write the history are waited for: a second more for each day less, up to
+-- 2.3 s. Where withdrawals overlap, of transactions that take a second each, 0.3 s was never enough. Whoever comes meanwhile waits
+-- behind, cycles, too, whose statements may take 3 s; so readers, which a backup is, are waited for no longer than before.
+CREATE OR REPLACE FUNCTION sidings.make_history_day(its_day date) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '300ms' SET DateStyle = 'ISO' SET TimeZone = 'UTC' AS $$
+DECLARE
+    part  text := 'job_history_' || to_char(its_day, 'YYYYMMDD');
+    first timestamptz := its_day::timestamp AT TIME ZONE 'UTC';
+    next  timestamptz := (its_day + 1)::timestamp AT TIME ZONE 'UTC';
+BEGIN
+    PERFORM set_config('lock_timeout', least(300 + 1000 * greatest((now() AT TIME ZONE 'UTC')::date + 2 - its_day, 0), 2300) || 'ms', true);
+    LOCK TABLE sidings.job_history IN SHARE ROW EXCLUSIVE MODE;
+    PERFORM set_config('lock_timeout', '300ms', true);
+    IF to_regclass('sidings.' || part) IS NOT NULL THEN
+        RETURN;  -- another was quicker
+    END IF;
+    WITH days AS MATERIALIZED (
+        SELECT substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''(.+)''\)$')::timestamptz AS until
+        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'sidings.job_history'::regclass
+    )
+    SELECT greatest(first, max(k.until)) INTO first FROM days k WHERE k.until < next;
+    EXECUTE format('CREATE TABLE sidings.%I (LIKE sidings.job_history INCLUDING DEFAULTS)', part);
+    EXECUTE format('WITH moved AS (DELETE FROM sidings.job_history_default WHERE finished_at >= %L AND '
+                   'finished_at < %L RETURNING *) INSERT INTO sidings.%I SELECT * FROM moved', first, next, part);
+    PERFORM sidings.share_history_day(to_regclass('sidings.' || part));
+    EXECUTE format('ALTER TABLE sidings.job_history ATTACH PARTITION sidings.%I FOR VALUES FROM (%L) TO (%L)', part, first, next);
+END $$;
+
+-- As before, but the longer days are overdue, the longer their drop waits for who uses the history: a second more for each of them, up
+-- to 2.5 s in all, as for ids of messages (0058). But not once a day was made: cycles have waited for that.
+CREATE OR REPLACE FUNCTION sidings.maintain(keep_days integer) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_bitmapscan = on AS $$  -- for the BRIN index
+DECLARE
+    today     date := (now() AT TIME ZONE 'UTC')::date;
+    archiving boolean := coalesce((SELECT s.archive_history FROM sidings.service s), false);
+    d         date;
+    old       record;
+    until     timestamptz;
+    alone     boolean := false;  -- has the history for itself, which cycles wait for
+    most_moved   constant bigint := 20000;
+    most_deleted constant bigint := 200000;
+    most_bytes   constant bigint := 1000000000;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('sidings.maintain', 0)) THEN
+        RETURN;
+    END IF;
+    IF NOT archiving THEN
+        DELETE FROM sidings.job_history_default WHERE ctid = ANY (ARRAY(
+            SELECT h.ctid FROM sidings.job_history_default h
+            WHERE h.finished_at < (today - keep_days)::timestamp AT TIME ZONE 'UTC' LIMIT most_deleted));
+    END IF;
+    DELETE FROM sidings.executor e
+    WHERE e.started_at < now() - interval '1 day'
+      AND NOT EXISTS (SELECT FROM sidings.origin o WHERE o.owner = e.id);
+    FOR d IN SELECT today + n FROM generate_series(0, 2) n LOOP
+        CONTINUE WHEN to_regclass('sidings.job_history_' || to_char(d, 'YYYYMMDD')) IS NOT NULL;
+        IF pg_relation_size('sidings.job_history_default') > most_bytes OR (SELECT count(*) FROM (
+               SELECT FROM sidings.job_history_default h
+               WHERE h.finished_at >= d::timestamp AT TIME ZONE 'UTC' AND h.finished_at < (d + 1)::timestamp AT TIME ZONE 'UTC'
+               LIMIT most_moved + 1) few) > most_moved
+        THEN
+            RAISE LOG 'sidings: the history of % stays in the default partition, which holds too much (docs/operations.md)', d;
+            CONTINUE;
+        END IF;
+        BEGIN
+            PERFORM sidings.make_history_day(d);
+            alone := true;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            IF d = today THEN
+                RAISE;   -- tried again in a minute: meanwhile its rows gather in the default partition
+            END IF;
+            RAISE LOG 'sidings: the history of % gets its partition later, the tables are in use', d;
+        END;
+    END LOOP;
+    until := clock_timestamp() + interval '2 seconds';
+    FOR old IN
+        SELECT c.relname, to_date(right(c.relname, 8), 'YYYYMMDD') AS day, least(100 + 1000 * count(*) FILTER (
+                   WHERE to_date(right(c.relname, 8), 'YYYYMMDD') < today - keep_days - 1) OVER (), 2500) AS most_ms
+        FROM pg_inherits i
+        JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'sidings.job_history'::regclass AND c.relname ~ '^job_history_\d{8}$'
+          AND to_date(right(c.relname, 8), 'YYYYMMDD') < today - keep_days
+        ORDER BY random()   -- those that are in use for long keep no others from their turn
+    LOOP
+        EXIT WHEN clock_timestamp() > until;
+        CONTINUE WHEN archiving AND NOT sidings.history_archived(old.day);
+        -- A long query over the history must not keep tomorrow's partition from being made, nor make cycles
+        -- queue up behind us: the day is dropped another time.
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            EXECUTE format('LOCK TABLE sidings.%I IN ACCESS EXCLUSIVE MODE', old.relname);
+            CONTINUE WHEN archiving AND NOT sidings.history_archived(old.day);  -- a writer that we have waited for
+            PERFORM set_config('lock_timeout', CASE WHEN alone THEN '100ms' ELSE old.most_ms || 'ms' END, true);
+            EXECUTE format('DROP TABLE sidings.%I', old.relname);
+            alone := true;
+            UPDATE sidings.history_archive a SET dropped_at = now() WHERE a.day = old.day AND a.dropped_at IS NULL;
+            DELETE FROM sidings.history_late l WHERE l.day = old.day;
+        EXCEPTION WHEN OTHERS THEN   -- in use, or something depends on it
+            RAISE LOG 'sidings: % will be dropped later: %', old.relname, SQLERRM;
+        END;
+    END LOOP;
+END $$;
