@@ -447,6 +447,29 @@ async def test_two_who_cancel_jobs_of_the_same_two_executors_do_not_wait_for_eac
         assert (await ours, await theirs) == (2, 2)
 
 
+async def test_who_resets_a_consumer_and_who_cancels_jobs_of_the_same_two_executors_do_not_wait_for_each_other(
+    database: str,
+):
+    """A reset locked their rows in the order of their partitions: the server ended one of the two, after a second."""
+    low, high = sorted([await a_holder(database), await a_holder(database)])
+    ids = [await a_job(database, origin=f"t/{number}") for number in range(2)]
+    async with connected(database) as cycling, connected(database) as here, connected(database) as there:
+        await cycling.execute(
+            """INSERT INTO sidings.origin (origin, owner, epoch, lease_until)
+               VALUES ('t/0', $2, 1, 'infinity'), ('t/1', $1, 1, 'infinity')""",
+            *(low, high),
+        )
+        async with cycling.transaction():
+            await cycling.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", high)
+            reset = "SELECT count(*) FROM sidings.reset_offsets('t', '{0,1}', '{0,0}', 'alice', 'why')"
+            resetting = asyncio.create_task(here.fetchval(reset))
+            await waits(database, here.get_server_pid())
+            cancel = "SELECT count(*) FROM sidings.act_on_jobs('cancel', $1, 'alice') WHERE refusal IS NULL"
+            cancelling = asyncio.create_task(there.fetchval(cancel, ids))
+            await waits(database, there.get_server_pid())
+        assert (await resetting, await cancelling) == (2, 2)
+
+
 async def test_an_origin_is_not_acquired_while_its_jobs_move_away(database: str):
     id = await a_job(database)
     await a_holder(database, "new/0")
