@@ -309,13 +309,17 @@ class Executor:
     async def _run(self) -> None:
         try:
             await self._run_loops()
-        except Exception:
-            log.critical("the executor has failed and runs no more jobs: end this process", exc_info=True)
-            raise
-        finally:
-            if not self._stopped:  # a defect of ours, or cancelled: without its loops this process keeps no origins
+        except BaseException as error:
+            defect = isinstance(error, Exception)
+            if defect:
+                log.critical("the executor has failed and runs no more jobs: end this process", exc_info=True)
+            if (
+                defect or not self._stopped
+            ):  # without its loops this process keeps no origins; its own stop gives them back
                 for leased in self._leases.held():
                     self._leases.drop(leased.name)
+            raise
+        finally:
             self.workers.end()
 
     async def _run_loops(self) -> None:

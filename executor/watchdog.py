@@ -176,7 +176,10 @@ class Watchdog:
         if not self._settings.exit_when_fenced:
             return
         time = now()
+        closed = self._loop is not None and self._loop.is_closed()
         for worker in self._workers.all:
+            if closed and (worker.call is None or worker.call.done()):
+                continue  # a coroutine, which goes on no more
             entry = worker.entry
             # The entry is read again: the worker may have gone on to another job between the two looks.
             if entry is not None and time >= entry.origin.deadline and worker.entry is entry:

@@ -186,3 +186,12 @@ async def test_what_has_ended_is_looked_for_in_no_day_before(database: str, name
     assert f"job_history_{today + timedelta(days=5):%Y%m%d}" in looked_into
     for days in (-9, -3):
         assert f"job_history_{today + timedelta(days=days):%Y%m%d}" not in looked_into
+
+
+async def test_the_states_of_all_jobs_are_counted_in_parallel(filled: str) -> None:
+    async with connected(filled) as connection:
+        for setting in ("parallel_setup_cost", "parallel_tuple_cost", "min_parallel_table_scan_size"):
+            await connection.execute(f"SET {setting} = 0")
+        query = "EXPLAIN (FORMAT JSON) SELECT state, type, count(*) FROM sidings.job_overview GROUP BY 1, 2"
+        plan = json.loads(await connection.fetchval(query))[0]["Plan"]
+    assert any(node["Node Type"].startswith("Gather") for node in nodes(plan))

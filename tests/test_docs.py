@@ -256,7 +256,9 @@ tests:
       - {series: 'sidings_problems{service="s",instance="b"}', values: TWO}
       - {series: 'sidings_problems{service="s",instance="c"}', values: 1x3 0x90}
       - {series: 'sidings_problems{service="s",instance="d"}', values: 0x9 3x59 0x30}
+      - {series: 'sidings_problems{service="s",instance="e"}', values: 3x13 stale}
     promql_expr_test:
+      - {expr: TOLD, eval_time: 12m, exp_samples: [{labels: '{instance="e"}', value: 1}]}
       - {expr: TOLD, eval_time: 14m}
       - expr: TOLD
         eval_time: 60m

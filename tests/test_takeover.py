@@ -1,5 +1,6 @@
 """Executors that die, or sleep past their lease, under load."""
 
+import asyncio
 import logging
 from itertools import pairwise
 from pathlib import Path
@@ -210,6 +211,28 @@ async def test_an_executor_whose_loops_have_failed_does_not_keep_its_origins(
             await broken.wait()
         assert "the executor does not run" in broken.problems()
         await fleet.verify()
+
+
+async def test_an_executor_whose_loops_fail_while_it_stops_does_not_keep_its_origins_for_that_long(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It waited for the rest of the stop, and renewed its leases, with nothing left that could give them back."""
+    seconds = {"lease_seconds": 1.0, "shutdown_seconds": 60.0}
+    async with Fleet(database, tmp_path, executor=seconds) as fleet, fleet.local(ORIGINS) as broken:
+        await fleet.enqueue("step", ORIGINS, groups=2, each=1, gate=str(fleet.gate()))
+        await until(lambda: len(fleet.started()) == 12, "the first job of each group")
+
+        async def fail(*_: object) -> None:
+            raise KeyError("a defect")
+
+        stopping = asyncio.create_task(broken.stop())
+        await until(lambda: broken._stopped, "the stop to begin")
+        monkeypatch.setattr(broken.reader._link, "fetch", fail)
+        async with fleet.local(ORIGINS) as heir:
+            await until(lambda: set(heir.held) == set(ORIGINS), "the heir to hold everything", timeout=15)
+            assert not stopping.done()
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
 
 
 async def test_an_executor_that_somebody_has_cancelled_does_not_keep_its_origins(database: str, tmp_path: Path):

@@ -6,6 +6,7 @@ import multiprocessing
 import re
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from logging.handlers import MemoryHandler
 from multiprocessing.connection import Connection
@@ -363,8 +364,9 @@ async def test_a_handler_that_has_swallowed_one_cancellation_is_cancelled_again_
 class Working:
     """A worker, as far as the watchdog looks at it. entries: what it works on, at one look after the other."""
 
-    def __init__(self, *entries: object, cancelled: float = 0.0) -> None:
+    def __init__(self, *entries: object, cancelled: float = 0.0, call: Future[object] | None = None) -> None:
         self.entries = list(entries)
+        self.call = call
         self.reason, self.started, self.cancelled = CancelReason.TIMEOUT, 0.0, cancelled
 
     @property
@@ -421,6 +423,17 @@ def test_a_worker_that_goes_on_to_another_job_between_two_looks_is_blamed_for_ne
     a_watchdog(Working(ended, next_one), exits)._look_at_deadlines()
     assert exits == []
     assert a_watchdog(Working(ended, next_one), exits).deaf() == []
+
+
+@pytest.mark.parametrize(("plain", "code"), [(False, []), (True, [70])], ids=["coroutine", "plain function"])
+def test_only_plain_functions_outlive_a_loop_that_is_closed(plain: bool, code: list[int]):
+    """The process of a web server ended for the sake of a coroutine that could not go on."""
+    exits: list[int] = []
+    watchdog = a_watchdog(Working(an_entry(1, deadline=0.0), call=Future() if plain else None), exits)
+    watchdog._loop = asyncio.new_event_loop()
+    watchdog._loop.close()
+    watchdog._look_at_deadlines()
+    assert exits == code
 
 
 def test_a_handler_that_was_cancelled_a_moment_ago_is_not_deaf_yet():

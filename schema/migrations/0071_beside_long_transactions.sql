@@ -9,7 +9,7 @@
 
 -- docs/job-states.md, in one word: of a job that an executor does or does not name, what the view says of it.
 CREATE FUNCTION sidings.state_of(its_held text, named boolean, its_position bigint, its_run_at timestamptz) RETURNS text
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN its_held IS NOT NULL THEN 'held'
                 WHEN named THEN 'running'
                 WHEN its_position IS NULL THEN 'delayed'
@@ -384,9 +384,11 @@ BEGIN
     LOOP
         IF o.origins IS NOT NULL THEN   -- the first one
             PERFORM sidings.stay_origin(n.origin) FROM (SELECT DISTINCT u.origin FROM unnest(o.origins) u (origin) ORDER BY 1) n;
+            PERFORM set_config('lock_timeout', '2s', true);   -- as intervene_for_long() does: the cycles of those locked already wait
             PERFORM sidings.lock_executor(h.owner)
             FROM (SELECT DISTINCT x.owner FROM sidings.origin x
                   WHERE x.origin = ANY (o.origins) AND x.owner IS NOT NULL ORDER BY x.owner) h;
+            PERFORM set_config('lock_timeout', '5s', true);
         END IF;
         IF o.origin IS DISTINCT FROM taken THEN
             holder := sidings.intervene_for_long(o.origin);
