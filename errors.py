@@ -181,7 +181,7 @@ class DirectoryError(SidingsError):
 
 
 class DirectoryNotReady(DirectoryError):
-    """A directory has not applied yet what was in its topic at the start, or could read none of its rows. The message
+    """A directory has not applied yet what was in its topic at the start, or has no good row, but bad ones. The message
     says how far it is, or what is wrong with them."""
 
 

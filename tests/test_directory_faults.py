@@ -476,6 +476,7 @@ def test_when_all_is_mended_no_error_is_left_however_many_there_were():
 
     faults.note([], bad)
     assert (len(faults), len(list(faults)), len(faults.now())) == (3_000, 1_003, 1_003)
+    assert faults.of_rows() == (3_000, bad[0][2])
     assert [error.offset for error in faults][:4] == [0, 1, 2, 2_000]
     assert mended(rows[3:])[0] == 3
     assert [error.offset for error in faults] == [0, 1, 2]
@@ -488,6 +489,7 @@ def test_when_all_is_mended_no_error_is_left_however_many_there_were():
     assert list(faults) == []
     faults.note([], [(0, None, BadRecord("terminals", 0, offset, None, 0, "no key")) for offset in range(1_500)])
     assert (len(faults), next(iter(faults)).offset) == (1_001, 0), "of what no record can mend the first one stays"
+    assert faults.of_rows() == (0, None)
     assert mended(rows) == (1_001, None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sidings import Changed, Directory, DirectoryNotReady, SQLite
 
-from .consumer_support import made_anew
+from .consumer_support import made_anew, producing
 from .directory_support import COMPACTED, Acquirer, a_directory, put, row
 from .support import SECONDS, eventually
 
@@ -139,3 +139,64 @@ async def test_a_running_directory_whose_topic_is_read_again_stays_ready(
         await eventually(lambda: len(terminals.errors()) == 1)
         assert terminals["T-1"].acquirer_id == "a"
         assert terminals.ready
+
+
+@STORAGES
+async def test_where_more_rows_are_off_than_bad_it_is_ready_with_none(
+    topic: Any, sidings_kafka: str, tmp_path: Any, caplog: pytest.LogCaptureFixture, storage: Any
+):
+    """It was never ready: one bad row, in a table whose other rows were all switched off."""
+    caplog.set_level(logging.INFO)
+    name, file = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", is_active=False) for n in range(3)} | {"T-3": b"{}"})
+    for _ in range(2):  # the second time the file's positions are behind the rows that are off
+        caplog.clear()
+        async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka, storage=storage(file)) as terminals:
+            assert len(terminals) == 0
+            assert len(terminals.errors()) == 1
+        [(level, told)] = lines(caplog, "is ready")
+        assert level == logging.WARNING
+        assert told.endswith(" 0 entries; 1 rows are bad, as errors() tells")
+
+
+@STORAGES
+async def test_a_bad_row_that_comes_to_a_file_without_rows_keeps_nobody_from_getting_ready(
+    topic: Any, sidings_kafka: str, tmp_path: Any, storage: Any
+):
+    name, file = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", is_active=False) for n in range(3)})
+    for bad in range(2):
+        async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka, storage=storage(file)) as terminals:
+            assert len(terminals.errors()) == bad
+        await put(sidings_kafka, name, {"T-3": b"{}"})
+
+
+async def test_a_few_rows_that_are_deleted_do_not_make_it_ready(topic: Any, sidings_kafka: str):
+    """Rows that were off time and again, and are bad now, are bad: old records stay until the topic is compacted."""
+    name = await topic("terminals", config=COMPACTED)
+    for value in (None, row("T", is_active=False), None, b"{}"):
+        await put(sidings_kafka, name, {f"T-{n}": value for n in range(3)})
+    await put(sidings_kafka, name, {"T-3": None, "T-4": None})
+    async with waiting(a_directory(name, sidings_kafka), 3):
+        pass
+
+
+async def test_rows_that_were_off_in_a_topic_made_anew_meanwhile_count_no_more(topic: Any, sidings_kafka: str):
+    name = await topic("terminals")
+    await put(sidings_kafka, name, {f"T-{n}": None for n in range(3)} | {f"U-{n}": b"{}" for n in range(4)})
+    async with waiting(terminals := a_directory(name, sidings_kafka), 4):
+        await made_anew(sidings_kafka, name)
+        await put(sidings_kafka, name, {"U-1": b"{}", "U-2": b"{}"})
+        await eventually(lambda: "2 bad" in terminals.not_ready()[0] or terminals.ready, terminals.not_ready)
+        assert not terminals.ready
+
+
+@pytest.mark.parametrize("key", [None, b"\xff"], ids=["no key", "no text"])
+async def test_a_record_that_tells_no_row_keeps_nobody_from_getting_ready(topic: Any, sidings_kafka: str, key: Any):
+    """Nothing could have cleared it, no tombstone either, so that it was never ready."""
+    name = await topic("terminals")
+    async with producing(sidings_kafka) as producer:
+        await producer.send_and_wait(name, row("T-1"), key=key)
+    async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka) as terminals:
+        assert len(terminals) == 0
+        assert len(terminals.errors()) == 1

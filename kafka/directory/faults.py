@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ...legible import legible
@@ -34,6 +35,12 @@ class Faults:
     def __iter__(self) -> Iterator[BadRecord]:
         return iter([*self._first_gone.values(), *self._now.values()])
 
+    def of_rows(self) -> tuple[int, BadRecord | None]:
+        """How many of them tell their row, so that a good record or a deletion of it clears them; and the first one."""
+        now = [record for name, record in self._now.items() if _tells_row(name, record)]
+        gone = sum([len(rows) - (None in rows) for rows in self._gone.values()])
+        return len(now) + gone, next(chain(self._first_gone.values() if gone else (), now), None)
+
     def replace(self, kept: Mapping[Row, BadRecord]) -> None:
         """Begin with these."""
         self._now, self._first_gone, self._gone, self._replaced = dict(kept), {}, {}, True
@@ -64,8 +71,7 @@ class Faults:
             name, gone = next(iter(self._now.items()))
             del self._now[name]
             self._first_gone.setdefault(gone.partition, gone)
-            known = name != f"{gone.partition}/{gone.offset}"
-            self._gone.setdefault(gone.partition, set()).add(name if known else None)
+            self._gone.setdefault(gone.partition, set()).add(name if _tells_row(name, gone) else None)
         self._tell(bad)
         changed, self._replaced = bad or len(self) < before or self._replaced, False
         return self.now() if changed else None
@@ -79,3 +85,7 @@ class Faults:
                 "directory %r: the record at partition %s offset %s cannot be applied, its row stays as it is%s: %s",
                 *(self._topic, first.partition, first.offset, more, legible(first.reason)),
             )
+
+
+def _tells_row(name: Row, record: BadRecord) -> bool:
+    return name != f"{record.partition}/{record.offset}"

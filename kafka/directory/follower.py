@@ -96,7 +96,8 @@ class Follower(Generic[T]):
         self._reported_at = time.monotonic()
         self._failures = 0
         self._warned = False  # of keys of two kinds
-        self._told_of_none = False  # that none of the rows can be read
+        self._deleted_rows: set[Row] = set()  # while it loads: by their newest records
+        self._told_of_none = False  # that none of the rows is good
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -112,6 +113,8 @@ class Follower(Generic[T]):
             plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
             opened = True
+            if not len(self._storage):  # it saves nothing, and `_takes_none` has to know which rows were deleted
+                self._kept = Kept(None, {}, {}, {}, 0.0)
             self._log.topic_id = self._kept.topic_id
             while not self._stopping.is_set():
                 try:
@@ -275,17 +278,17 @@ class Follower(Generic[T]):
         return self.progress.reached
 
     def _takes_none(self) -> bool:
-        """Whether rows are bad, and none is good: likely the model does not fit them. A directory that is ready without
-        them lets a deployment go through after which nobody has any. So it follows on, until a row is good, or none is
-        bad any more."""
-        bad = len(self.faults)
-        if self._loaded or not bad or len(self._storage):
+        """Whether none of the rows is good, and those that are bad are as many as those that are deleted or off, or
+        more: likely the model does not fit them. A directory that is ready without them lets a deployment go through
+        after which nobody has any. So it follows on, until a row is good, or that holds no more. Records that tell no
+        row do not count: nothing would ever clear them."""
+        bad, first = self.faults.of_rows()
+        if self._loaded or first is None or bad < len(self._deleted_rows) or len(self._storage):
             return False
-        first = next(iter(self.faults))
         self.trouble = (
-            f"none of its rows can be read ({bad} bad), the first at partition {first.partition} offset "
+            f"none of its rows is good ({bad} bad), the first at partition {first.partition} offset "
             f"{first.offset}: {legible(first.reason)}. Where the model does not fit them: give its new fields a "
-            "default, or publish the rows first"
+            "default. Else publish a good row, or the bad ones anew, or tombstones for them"
         )
         if not self._told_of_none:
             self._told_of_none = True
@@ -310,9 +313,12 @@ class Follower(Generic[T]):
         self._noted_at = time.monotonic()
         self._log.marks.update(marks)
         self.progress.positions = positions
-        deleted = sum([change[2] is None for change in changes])
-        self.deleted += deleted
-        self.stored += len(changes) - deleted
+        deleted = [change[0] for change in changes if change[2] is None]
+        if not self._loaded:
+            self._deleted_rows.update(deleted)
+            self._deleted_rows.difference_update(faults or ())
+        self.deleted += len(deleted)
+        self.stored += len(changes) - len(deleted)
         if moved:
             self._wake()
 
@@ -487,6 +493,7 @@ class Follower(Generic[T]):
             self._unreadable.clear()
         else:
             await self._storage.reset(self._identity)
+        self._deleted_rows.clear()
         self.faults.replace({})
         self._log.read_anew()
         self._refused_inside.clear()
@@ -522,6 +529,7 @@ class Follower(Generic[T]):
         self._collector.resume()
         if not self._loaded:
             self._loaded, self.trouble = True, None
+            self._deleted_rows.clear()
             self._completeness.loaded()
             self._on_loaded()
         self._wake()
