@@ -154,6 +154,8 @@ class Producer:
                         limit.reschedule(asyncio.get_running_loop().time() + delivery_seconds)
 
                 partitions = await sender.partitions(topic, self._settings.metadata_seconds)
+                if not sender.under_way():  # who began to wait before has given up, or has nothing to wait for yet
+                    sender.silent_since = time.monotonic()
                 avoided = self._shunned.avoided(topic, partitions, sender.stuck(topic, partitions))
                 open = [partition for partition in partitions if partition not in avoided] or partitions
                 for message, id in left:
@@ -169,8 +171,8 @@ class Producer:
                         break
                 await asyncio.gather(*futures)
         except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
-            silent, waited = (time.monotonic() - since for since in (sender.silent_since or began, began))
-            if silent > self._settings.delivery_seconds and waited > _GRACE_SECONDS:
+            now, since = time.monotonic(), max(sender.silent_since or began, sender.answered_at)
+            if now - since > delivery_seconds and now - began > _GRACE_SECONDS:
                 self._drop(sender)
                 self._shunned.failed(topic, _stuck(places, futures))
             raise

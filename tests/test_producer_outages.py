@@ -30,18 +30,23 @@ def lead_astray(producer) -> None:
         connection.close()
 
 
-async def test_callers_with_less_patience_do_not_keep_a_producer_that_has_lost_its_brokers(sidings_kafka, topic):
+@pytest.mark.parametrize("known", [True, False], ids=["a known topic", "another topic"])
+async def test_callers_with_less_patience_do_not_keep_a_producer_that_has_lost_its_brokers(
+    sidings_kafka, topic, known: bool
+):
     """It was given up only by a call that waited for `delivery_seconds`: a handler whose own timeout is shorter failed
     for ever, and its messages went to the dead letters one after another."""
-    etas = await topic("etas")
+    etas, sent_to = await topic("etas"), await topic("other")
     async with sending(sidings_kafka, delivery_seconds=2.0) as producer:
         await producer.send(etas, key="k", value=b"0")
+        if known:
+            await producer.send(sent_to, key="k", value=b"0")
         lead_astray(producer)
 
         async def arrives() -> bool:
             with contextlib.suppress(TimeoutError, KafkaUnavailable):
                 async with asyncio.timeout(1.0):
-                    await producer.send(etas, key="k", value=b"1")
+                    await producer.send(sent_to, key="k", value=b"1")
                     return True
             return False
 
@@ -75,6 +80,89 @@ async def test_callers_with_less_patience_end_no_producer_whose_brokers_answer(s
             answering.set()
             await eventually(lambda number=number: answered[ProduceRequest] == number)
             await eventually(lambda began=began: time.monotonic() - began > 2.0)
+
+
+async def test_who_gives_up_a_long_list_of_which_kafka_takes_one_after_another_ends_no_producer(
+    sidings_kafka, topic, monkeypatch
+):
+    """It counted as silent for as long as the list took."""
+    etas, send, turns, answered = await topic("etas"), _Client.send, asyncio.Semaphore(0), Counter()
+
+    async def late(self: Any, node: int, request: Any, **options: Any) -> Any:
+        answer = await send(self, node, request, **options)
+        if isinstance(request, ProduceRequest):
+            await turns.acquire()
+        answered[type(request)] += 1
+        return answer
+
+    monkeypatch.setattr(_Client, "send", late)
+    async with sending(sidings_kafka, delivery_seconds=3.0, batch_bytes=1_024) as producer:
+        sender = await producer._connected(alone=False)
+        messages = [Outgoing(etas, b"k", b"x" * 1_000, None) for _ in range(9)]
+        began, impatient = time.monotonic(), asyncio.create_task(producer.send_many(messages))
+        for number in range(1, 6):
+            await eventually(lambda number=number: time.monotonic() - began > 0.7 * number)
+            turns.release()
+            await eventually(lambda number=number: answered[ProduceRequest] == number)
+        assert not impatient.done()
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        assert producer._current == {False: sender}
+        for _ in messages:
+            turns.release()
+
+
+async def test_who_gives_up_before_anything_is_handed_over_leaves_no_silence_behind(sidings_kafka, topic, monkeypatch):
+    """After an idle hour the next caller who gave up ended a producer that nothing was wrong with."""
+    monkeypatch.setattr(producer_module, "_GRACE_SECONDS", 0.0)
+    etas, other, send, learn = await topic("etas"), await topic("other"), _Client.send, _Client.learn
+    asked, answering = Counter[object](), asyncio.Event()
+
+    async def late(self: Any, node: int, request: Any, **options: Any) -> Any:
+        answer = await send(self, node, request, **options)
+        asked[type(request)] += 1
+        if asked[ProduceRequest] > 1:
+            await answering.wait()
+        return answer
+
+    async def learnt(self: Any, name: str) -> None:
+        asked[name] += 1
+        if name == other:
+            await answering.wait()
+        await learn(self, name)
+
+    monkeypatch.setattr(_Client, "send", late)
+    monkeypatch.setattr(_Client, "learn", learnt)
+    async with sending(sidings_kafka, delivery_seconds=1.0) as producer:
+        await producer.send(etas, key="k", value=b"0")
+        sender, began = producer._current[False], time.monotonic()
+        for name, what, count in ((other, other, 1), (etas, ProduceRequest, 2)):
+            impatient = asyncio.create_task(producer.send(name, key="k", value=b"1"))
+            await eventually(lambda what=what, count=count: asked[what] == count)
+            impatient.cancel()
+            await asyncio.wait([impatient])
+            assert producer._current == {False: sender}
+            await eventually(lambda: time.monotonic() - began > 1.0)
+        answering.set()
+
+
+async def test_callers_with_less_patience_end_no_producer_for_a_topic_that_is_not_there(
+    sidings_kafka, topic, monkeypatch
+):
+    """Kafka says so again and again, and has nothing to acknowledge."""
+    monkeypatch.setattr(producer_module, "_GRACE_SECONDS", 0.0)
+    async with sending(sidings_kafka, delivery_seconds=1.0) as producer:
+        sender = await producer._connected(alone=False)
+
+        async def given_up() -> bool:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await producer.send(f"{missing}-missing", key="k", value=b"1")
+            assert producer._current == {False: sender}
+            return time.monotonic() - began > 2.0
+
+        missing, began = await topic("etas"), time.monotonic()
+        await eventually(given_up)
 
 
 async def test_a_producer_whose_brokers_have_not_answered_in_time_is_used_no_more(sidings_kafka, topic):

@@ -8,6 +8,7 @@ with them.
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from contextvars import Context
 from itertools import chain
@@ -44,9 +45,9 @@ _IDLE_SECONDS = 300.0  # without a message, before Kafka is asked no more for a 
 
 class Sender:
     """One producer. `users`: batches under way; `silent_since`: when a direct producer began to wait for an
-    acknowledgement, if Kafka has given none since; `batch_bytes`: most of a batch, less where the topic takes no more.
-    Not idempotent ones serve topics that fail: at most one batch of a partition is under way there, so the order holds
-    without counting."""
+    acknowledgement, if Kafka has given none since; `answered_at`: when it last has, or has told which topics there
+    are; `batch_bytes`: most of a batch, less where the topic takes no more. Not idempotent ones serve topics that fail:
+    at most one batch of a partition is under way there, so the order holds without counting."""
 
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, idempotent: bool) -> None:
         request_ms = max(100, round(min(kafka.request_seconds, settings.delivery_seconds / 2) * 1000))
@@ -70,6 +71,7 @@ class Sender:
         self.batch_bytes = settings.batch_bytes
         self.users = 0
         self.silent_since: float | None = None
+        self.answered_at = 0.0
         self.closed = False
         self.retired = False
         self._asked_for: list[str] = []  # topics, by whoever is about to send
@@ -88,7 +90,7 @@ class Sender:
                     for partition, code, *_ in partitions:
                         refusal = for_code(code)
                         if refusal in (NoError, DuplicateSequenceNumber):
-                            self.silent_since = None
+                            self.silent_since, self.answered_at = None, time.monotonic()
                         if refusal.retriable:
                             self._refusals[TopicPartition(topic, partition)] = refusal.__name__
                         else:
@@ -143,14 +145,20 @@ class Sender:
             raise UnknownTopicOrPartitionError(f"the topic {topic!r} does not exist") from None
         finally:
             self._asked_for.remove(topic)
+            if client.cluster._last_successful_refresh_ms != told:
+                self.answered_at = time.monotonic()
             if client.cluster.partitions_for_topic(topic) is None:
                 self._forget(client.cluster)
 
     def _wanted(self) -> set[str]:
-        """The topics that something is on its way to."""
+        """The topics that something is on its way to, or about to be."""
+        return {*self._asked_for, *self.under_way()}
+
+    def under_way(self) -> set[str]:
+        """The topics that something is on its way to, be it that who sent it has given up."""
         accumulator = cast(Any, self._producer)._message_accumulator
         batches = chain(*accumulator._batches.values(), accumulator._pending_batches)
-        return {*self._asked_for, *(batch.tp.topic for batch in batches)}
+        return {batch.tp.topic for batch in batches}
 
     def _forget(self, cluster: Any) -> None:
         """Ask Kafka no more for topics that are not there, or that nobody has sent to for long, until somebody does.
