@@ -276,10 +276,16 @@ class Transaction:
 
     async def _undo(self, name: str) -> None:
         """Roll back to a savepoint; where that is not quick, let the server find out by itself."""
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
-            # A limit of asyncpg's own is none, before 0.32: it first waits for the answer to what was cancelled.
-            async with asyncio.timeout(_UNDO_SECONDS):
-                await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+            # A limit of asyncpg's own is none, before 0.32: it first waits for the answer to what was cancelled, be the
+            # connection closed. In two steps, as `_Guard`: where the event loop stood still, what has come is read.
+            async with limit:
+                late = loop.call_later(_UNDO_SECONDS, lambda: limit.reschedule(loop.time() + _GIVE_UP_SECONDS))
+                try:
+                    await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+                finally:
+                    late.cancel()
         except TimeoutError:
             if self._connection is not None:  # else it may be the next one's by now
                 terminate(self._connection)

@@ -1,13 +1,16 @@
 """`service.transaction()`: what becomes of its connection when the block is over."""
 
 import asyncio
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
+from typing import Any
 
 import asyncpg
 import psycopg
@@ -464,6 +467,38 @@ async def test_who_gives_a_savepoint_up_on_a_silent_connection_is_told_so_soon(
         async with pool.open() as tx:
             assert await tx.fetchval("SELECT true")
         await pool.stop()
+
+
+async def test_a_savepoint_is_undone_although_the_event_loop_stands_still_meanwhile(database: str, monkeypatch) -> None:
+    """The answer had come, and was thrown away with the connection, and so with the whole transaction."""
+    pool, execute, blocked = transactions(database), asyncpg.Connection.execute, list[int]()
+
+    def stand_still(backend: int) -> None:
+        os.kill(backend, signal.SIGCONT)
+        time.sleep(2.2)
+        blocked.append(backend)
+
+    async def send(self: asyncpg.Connection, query: str, *args: object, **options: Any) -> str:
+        if query.startswith("ROLLBACK TO"):
+            os.kill(backend, signal.SIGSTOP)  # so that no answer comes before
+            asyncio.get_running_loop().call_soon(stand_still, backend)
+        return await execute(self, query, *args, **options)
+
+    await pool.start()
+    monkeypatch.setattr(asyncpg.Connection, "execute", send)
+    async with pool.open() as tx:
+        backend = await tx.fetchval("SELECT pg_backend_pid()")
+        await tx.execute("CREATE TABLE wagon (id integer)")
+        await tx.execute("INSERT INTO wagon VALUES (1)")
+        with suppress(ValueError):
+            async with tx.savepoint():
+                await tx.execute("INSERT INTO wagon VALUES (2)")
+                raise ValueError("the carrier does not answer")
+        assert blocked == [backend]
+    async with pool.open() as tx:
+        assert await tx.fetchval("SELECT pg_backend_pid()") == backend
+        assert await tx.fetchval("SELECT array_agg(id) FROM wagon") == [1]
+    await pool.stop()
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
