@@ -142,14 +142,14 @@ async def test_a_running_directory_whose_topic_is_read_again_stays_ready(
 
 
 @STORAGES
-async def test_where_more_rows_are_off_than_bad_it_is_ready_with_none(
+async def test_where_the_model_takes_rows_that_are_off_it_is_ready_with_none(
     topic: Any, sidings_kafka: str, tmp_path: Any, caplog: pytest.LogCaptureFixture, storage: Any
 ):
     """It was never ready: one bad row, in a table whose other rows were all switched off."""
     caplog.set_level(logging.INFO)
     name, file = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
     await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", is_active=False) for n in range(3)} | {"T-3": b"{}"})
-    for _ in range(2):  # the second time the file's positions are behind the rows that are off
+    for _ in range(2):  # the second time the file's positions are behind those that are off
         caplog.clear()
         async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka, storage=storage(file)) as terminals:
             assert len(terminals) == 0
@@ -171,13 +171,33 @@ async def test_a_bad_row_that_comes_to_a_file_without_rows_keeps_nobody_from_get
         await put(sidings_kafka, name, {"T-3": b"{}"})
 
 
-async def test_a_few_rows_that_are_deleted_do_not_make_it_ready(topic: Any, sidings_kafka: str):
-    """Rows that were off time and again, and are bad now, are bad: old records stay until the topic is compacted."""
+@STORAGES
+async def test_the_last_good_row_of_a_file_may_be_switched_off_beside_a_bad_one(
+    topic: Any, sidings_kafka: str, tmp_path: Any, storage: Any
+):
+    name, file = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", is_active=n == 0) for n in range(3)})
+    async with a_directory(name, sidings_kafka, storage=storage(file)) as terminals:
+        assert len(terminals) == 1
+    await put(sidings_kafka, name, {"T-0": b'{"is_active": false}', "T-3": b"{}"})
+    async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka, storage=storage(file)) as terminals:
+        assert (len(terminals), len(terminals.errors())) == (0, 1)
+
+
+async def test_a_file_without_rows_is_read_on_from_where_it_stands(topic: Any, sidings_kafka: str, tmp_path: Any):
+    name, file = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", is_active=False) for n in range(3)})
+    for deleted in (3, 0):
+        async with a_directory(name, sidings_kafka, storage=SQLite(file)) as terminals:
+            assert terminals._follower.deleted == deleted
+
+
+@pytest.mark.parametrize("gone", [row("T", is_active=False), None], ids=["off", "tombstones"])
+async def test_many_rows_that_are_gone_do_not_make_it_ready(topic: Any, sidings_kafka: str, gone: bytes | None):
+    """No model is asked about these: a release that takes no row went through where they were many."""
     name = await topic("terminals", config=COMPACTED)
-    for value in (None, row("T", is_active=False), None, b"{}"):
-        await put(sidings_kafka, name, {f"T-{n}": value for n in range(3)})
-    await put(sidings_kafka, name, {"T-3": None, "T-4": None})
-    async with waiting(a_directory(name, sidings_kafka), 3):
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(3)} | {f"U-{n}": gone for n in range(5)})
+    async with waiting(a_directory(name, sidings_kafka, model=Located), 3):
         pass
 
 

@@ -262,8 +262,8 @@ class Directory(Generic[T]):
 
     @property
     def ready(self) -> bool:
-        """Whether all is applied that was in the topic at the start, and the rows that it has are not nearly all bad
-        (docs/directories.md, "Starting")."""
+        """Whether all is applied that was in the topic at the start, and its rows are not all bad (docs/directories.md,
+        "Starting")."""
         return self._load_took is not None
 
     @property

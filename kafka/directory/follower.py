@@ -96,7 +96,7 @@ class Follower(Generic[T]):
         self._reported_at = time.monotonic()
         self._failures = 0
         self._warned = False  # of keys of two kinds
-        self._deleted_rows: set[Row] = set()  # while it loads: by their newest records
+        self._from_file = False  # what it holds is of a life before, and only what came since was read
         self._told_of_none = False  # that none of the rows is good
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -113,8 +113,7 @@ class Follower(Generic[T]):
             plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
             opened = True
-            if not len(self._storage):  # it saves nothing, and `_takes_none` has to know which rows were deleted
-                self._kept = Kept(None, {}, {}, {}, 0.0)
+            self._from_file = self._kept.identity is not None
             self._log.topic_id = self._kept.topic_id
             while not self._stopping.is_set():
                 try:
@@ -246,7 +245,7 @@ class Follower(Generic[T]):
             await self._apply(reader, fetched)
             if not self._loading:
                 await self._remember_completeness(reader)
-            elif self.progress.reached and self._is_last_barrier() and not self._takes_none():
+            elif self.progress.reached and self._is_last_barrier() and not await self._takes_none(reader):
                 await self._finish()
             self._report()
             if time.monotonic() - looked_at > _LOOK_SECONDS:
@@ -277,14 +276,17 @@ class Follower(Generic[T]):
             self.progress.barrier = {p: max(end, ends.get(p, 0)) for p, end in self.progress.barrier.items()}
         return self.progress.reached
 
-    def _takes_none(self) -> bool:
-        """Whether none of the rows is good, and those that are bad are as many as those that are deleted or off, or
-        more: likely the model does not fit them. A directory that is ready without them lets a deployment go through
-        after which nobody has any. So it follows on, until a row is good, or that holds no more. Records that tell no
-        row do not count: nothing would ever clear them."""
+    async def _takes_none(self, reader: Reader) -> bool:
+        """Whether rows are bad, none is good, and the model takes none of all that was read, not of rows that are off
+        either: likely it does not fit them. A directory that is ready without them lets a deployment go through after
+        which nobody has any. So it follows on, until that is no more so. Records that tell no row do not count: nothing
+        would ever clear them."""
         bad, first = self.faults.of_rows()
-        if self._loaded or first is None or bad < len(self._deleted_rows) or len(self._storage):
+        if self._loaded or first is None or self._rows.fits or len(self._storage):
             return False
+        if self._from_file:
+            await self._start_over(reader, "rows are bad, none is good, and nothing is known of those that are off")
+            return True
         self.trouble = (
             f"none of its rows is good ({bad} bad), the first at partition {first.partition} offset "
             f"{first.offset}: {legible(first.reason)}. Where the model does not fit them: give its new fields a "
@@ -313,12 +315,9 @@ class Follower(Generic[T]):
         self._noted_at = time.monotonic()
         self._log.marks.update(marks)
         self.progress.positions = positions
-        deleted = [change[0] for change in changes if change[2] is None]
-        if not self._loaded:
-            self._deleted_rows.update(deleted)
-            self._deleted_rows.difference_update(faults or ())
-        self.deleted += len(deleted)
-        self.stored += len(changes) - len(deleted)
+        deleted = sum([change[2] is None for change in changes])
+        self.deleted += deleted
+        self.stored += len(changes) - deleted
         if moved:
             self._wake()
 
@@ -493,7 +492,7 @@ class Follower(Generic[T]):
             self._unreadable.clear()
         else:
             await self._storage.reset(self._identity)
-        self._deleted_rows.clear()
+        self._from_file = False
         self.faults.replace({})
         self._log.read_anew()
         self._refused_inside.clear()
@@ -529,7 +528,6 @@ class Follower(Generic[T]):
         self._collector.resume()
         if not self._loaded:
             self._loaded, self.trouble = True, None
-            self._deleted_rows.clear()
             self._completeness.loaded()
             self._on_loaded()
         self._wake()

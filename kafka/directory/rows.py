@@ -6,6 +6,7 @@ record by record, each with or without the wrapper ``{"schema": ..., "payload": 
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar, cast
@@ -114,6 +115,7 @@ class Rows(Generic[T]):
         self._validate_python: Any = adapter and adapter.validator.validate_python
         self._shapes: dict[tuple[str, ...], Callable[[bytes], Any]] = {(): self._validate_json}
         self._read = self._unwrapped = 0  # changes, and keys that were inside of JSON
+        self.fits = False  # whether the model, or the decoder, has taken any record so far, also of a row that is off
 
     @property
     def mixed(self) -> bool:
@@ -188,6 +190,9 @@ class Rows(Generic[T]):
                 pass  # it may be more than a row, or a deletion that need not be valid
         data, path = _unwrap(from_json(raw))
         if data is None or any(data.get(flag) is False or data.get(flag) == 0 for flag in self._flags):
+            if data is not None and not self.fits:
+                with suppress(ValidationError):
+                    self._active(self._shape(path)(raw))
             return None
         if lacking:
             self._check_columns(data)
@@ -204,6 +209,7 @@ class Rows(Generic[T]):
         value: Any = decoder(message)
         if value is not None and self._validate_python is not None:
             value = self._validate_python(value)
+        self.fits = True
         return None if any(_member(value, flag) is False for flag in self._flags) else value
 
     def _check_columns(self, row: Mapping[str, Any]) -> None:
@@ -220,6 +226,7 @@ class Rows(Generic[T]):
 
     def _active(self, value: T) -> T | None:
         """None where the model's own field says so, which may have read ``"no"`` as false."""
+        self.fits = True
         return None if self._flag_field is not None and getattr(value, self._flag_field) in (False, 0) else value
 
     def _shape(self, path: tuple[str, ...]) -> Callable[[bytes], Any]:
