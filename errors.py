@@ -181,8 +181,8 @@ class DirectoryError(SidingsError):
 
 
 class DirectoryNotReady(DirectoryError):
-    """A directory has not applied yet what was in its topic at the start, or has no good row, but bad ones. The message
-    says how far it is, or what is wrong with them."""
+    """A directory has not applied yet what was in its topic at the start, or its model takes none of its rows. The
+    message says how far it is, or what is wrong with them."""
 
 
 class DirectoryBehind(DirectoryError):

@@ -313,9 +313,7 @@ class Executor:
             defect = isinstance(error, Exception)
             if defect:
                 log.critical("the executor has failed and runs no more jobs: end this process", exc_info=True)
-            if (
-                defect or not self._stopped
-            ):  # without its loops this process keeps no origins; its own stop gives them back
+            if defect or not self._stopped:  # without its loops this process keeps none; a stop gives them back itself
                 for leased in self._leases.held():
                     self._leases.drop(leased.name)
             raise
